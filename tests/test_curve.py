@@ -103,9 +103,9 @@ class TestPlateau:
         flat, changes = np.empty(correct.shape[:2]), np.empty(correct.shape[:2])
         for cell in np.ndindex(correct.shape[:2]):
             one, other = correct[cell][1].tolist(), correct[cell][3].tolist()
-            difference, centre, se = reference.paired(one, other, ones)
+            difference, _, se = reference.paired(one, other, ones)
             assert (found.difference[cell], found.se[cell]) == pytest.approx((difference, se))
-            flat[cell], changes[cell] = reference.equivalence(centre, se, margin)
+            flat[cell], changes[cell] = reference.equivalence(one, other, ones, margin)
         np.testing.assert_allclose(found.p_equivalent, module.holm(flat), atol=1e-9)
         np.testing.assert_allclose(found.p_different, module.holm(changes), atol=1e-9)
         assert found.shares.sum() == pytest.approx(1)
@@ -144,13 +144,13 @@ class TestPlateau:
     def test_a_difference_as_large_as_the_margin_is_seldom_called_equivalent(self, margin: float) -> None:
         """The error rate of the two one-sided tests at its worst case, one trajectory at a time."""
         paired = module.paired_difference(*walk(np.random.default_rng(2), (20, 200, 400), margin, moved=0.15))
-        equivalent, _ = module.paired_tests(paired.centre, paired.se, margin)
+        equivalent, _ = module.paired_tests(paired, margin)
         assert np.mean(equivalent <= 0.05) <= 0.06
 
     def test_without_a_difference_few_are_called_different(self) -> None:
         first, second = walk(np.random.default_rng(3), (20, 200, 256), 0.0, moved=0.1)
         paired = module.paired_difference(first, second)
-        _, different = module.paired_tests(paired.centre, paired.se, 0.02)
+        _, different = module.paired_tests(paired, 0.02)
         assert 0.03 <= np.mean(different <= 0.05) <= 0.06
         families = [at_two(first[[s]], second[[s]]) for s in range(20)]
         assert np.mean([(family.p_different <= 0.05).any() for family in families]) <= 0.2
@@ -177,7 +177,7 @@ class TestPlateau:
         first, second = walk(np.random.default_rng(6), (20, 100, 500), 0.0, moved=0.1)
         margin = at_two(first, second).resolvable
         paired = module.paired_difference(first, second)
-        equivalent, _ = module.paired_tests(paired.centre, paired.se, margin)
+        equivalent, _ = module.paired_tests(paired, margin)
         assert np.mean(equivalent <= 0.05) == pytest.approx(0.8, abs=0.03)
         again = at_two(first, second, margin=margin / 2)
         assert again.num_queries_needed == pytest.approx(4)

@@ -18,6 +18,7 @@ from iclperm.progress import duration
 from iclperm.runs.checks import uneven_labels
 from iclperm.runs.plan import StudyPlan
 from iclperm.stats.racing import RaceRule
+from iclperm.stats.verdicts import looks_until
 from iclperm.studies.told import data_notes, foreign_task
 from iclperm.study.endpoint import Spent
 from iclperm.study.sizes import bytes_in_words
@@ -91,12 +92,18 @@ def print_plan(console: Console, planned: StudyPlan, study: Study) -> None:
                 "the races; where it can leave nothing out it asks all, and has the demonstrations anew in every wave"
             )
         notes.insert(0, part)
-    if study.precision is not None:
-        notes.insert(
-            0,
-            f"these sizes are the most that a run asks; it stops where it knows {study.precision}. Sizes for that come "
-            "from --pilot RUN, or --components order=.05,selection=.03,accuracy=.7",
+    if study.wanted is not None:
+        how = (
+            f"it stops where it knows {study.precision}. Sizes for that come from --pilot RUN, or --components "
+            "order=.05,selection=.03,accuracy=.7"
         )
+        if study.wanted.is_of_verdicts:
+            first = looks_until(study.queries)[0]
+            how = (
+                f"all are asked the first {first:,} queries, and then each trajectory until it is shown to be flat or "
+                "to change"
+            )
+        notes.insert(0, f"these sizes are the most that a run asks; {how}")
     if planned.crossed_tokens is not None:
         notes.insert(
             0,

@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from iclperm.reference import stats
+from iclperm.reference.paired import score_of_difference
 
 FloatArray = npt.NDArray[np.float64]
 
@@ -19,7 +20,7 @@ Z = 1.959963984540054
 _GAUSS = statistics.NormalDist()
 
 
-def paired(first: Sequence[int], second: Sequence[int], weights: Sequence[float]) -> tuple[float, float, float]:
+def paired(first: Sequence[float], second: Sequence[float], weights: Sequence[float]) -> tuple[float, float, float]:
     """Difference, shifted centre and standard error of two contexts: the pseudo-queries are really added.
 
     Half a query at +1, half at -1 and one at 0, each of the weight of a typical draw.
@@ -35,9 +36,24 @@ def paired(first: Sequence[int], second: Sequence[int], weights: Sequence[float]
     return plain, centre, math.sqrt(variance) / total
 
 
-def equivalence(centre: float, se: float, margin: float) -> tuple[float, float]:
-    """p-values of the two one-sided tests within ± margin (the larger one), and of the test of no difference."""
-    above, below = 1 - _GAUSS.cdf((centre + margin) / se), 1 - _GAUSS.cdf((margin - centre) / se)
+def equivalence(
+    first: Sequence[float], second: Sequence[float], weights: Sequence[float], margin: float
+) -> tuple[float, float]:
+    """p-values of the two one-sided tests within ± margin (the larger one), and of the test of no difference.
+
+    The former by Tango's score of a table of as many effective queries, with the difference and the mean square
+    observed; the latter by the error of `paired`.
+    """
+    changes = [after - before for before, after in zip(first, second, strict=True)]
+    squares = math.fsum(weight**2 for weight in weights)
+    num = math.fsum(weights) ** 2 / squares
+    mean = math.fsum(weight * change for weight, change in zip(weights, changes, strict=True)) / math.fsum(weights)
+    moved = math.fsum((weight * change) ** 2 for weight, change in zip(weights, changes, strict=True)) / squares
+    moved = max(moved, abs(mean))
+    table = num * (moved + mean) / 2, num * (moved - mean) / 2, num
+    below = _GAUSS.cdf(score_of_difference(*table, margin))
+    above = 1 - _GAUSS.cdf(score_of_difference(*table, -margin))
+    _, centre, se = paired(first, second, weights)
     return max(above, below), 2 * (1 - _GAUSS.cdf(abs(centre) / se))
 
 

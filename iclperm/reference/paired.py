@@ -51,12 +51,12 @@ def paired_se(first: list[int], second: list[int]) -> float:
     return math.sqrt(sum((d - mean) ** 2 for d in differences) / len(differences) / len(differences))
 
 
-def paired_interval(b: int, c: int, n: int, z: float = 1.959963984540054) -> tuple[float, float]:
-    """Tango's score interval, from the likelihood: for each difference the likeliest chance of the second context is
-    searched for, and the score of that model is compared with z, difference by difference.
+def score_of_difference(b: float, c: float, n: float, delta: float) -> float:
+    """Tango's score, from the likelihood: under a difference the likeliest chance of the second context alone is
+    searched for, and the observed difference is told in standard errors of that model.
     """
 
-    def likelihood(second: float, delta: float) -> float:
+    def likelihood(second: float) -> float:
         chances = (second + delta, second, 1 - 2 * second - delta)
         return math.fsum(
             count * (math.log(chance) if chance > 0 else -math.inf)
@@ -64,22 +64,25 @@ def paired_interval(b: int, c: int, n: int, z: float = 1.959963984540054) -> tup
             if count
         )
 
-    def score(delta: float) -> float:
-        low, high = max(0.0, -delta), (1 - delta) / 2
-        for _ in range(80):  # concave: thirds
-            left, right = low + (high - low) / 3, high - (high - low) / 3
-            if likelihood(left, delta) < likelihood(right, delta):
-                low = left
-            else:
-                high = right
-        second = (low + high) / 2
-        variance = n * (2 * second + delta - delta**2)
-        return (b - c - n * delta) / math.sqrt(variance) if variance > 0 else math.copysign(math.inf, b - c - n * delta)
+    low, high = max(0.0, -delta), (1 - delta) / 2
+    for _ in range(80):  # concave: thirds
+        left, right = low + (high - low) / 3, high - (high - low) / 3
+        if likelihood(left) < likelihood(right):
+            low = left
+        else:
+            high = right
+    second = (low + high) / 2
+    variance = n * (2 * second + delta - delta**2)
+    return (b - c - n * delta) / math.sqrt(variance) if variance > 0 else math.copysign(math.inf, b - c - n * delta)
+
+
+def paired_interval(b: int, c: int, n: int, z: float = 1.959963984540054) -> tuple[float, float]:
+    """Tango's score interval: the score is compared with z, difference by difference."""
 
     def bound(inside: float, outside: float) -> float:
         for _ in range(30):
             middle = (inside + outside) / 2
-            inside, outside = (middle, outside) if abs(score(middle)) <= z else (inside, middle)
+            inside, outside = (middle, outside) if abs(score_of_difference(b, c, n, middle)) <= z else (inside, middle)
         return inside
 
     difference = (b - c) / n

@@ -20,6 +20,7 @@ import pyarrow as pa
 from iclperm.base.outputs import output
 from iclperm.endpoint.keys import KeyHosts
 from iclperm.errors import DamagedItem, RunError, RunInterrupted, RunStopped
+from iclperm.runs.deciding import Deciding
 from iclperm.runs.finish import finish, finished
 from iclperm.runs.folder import RunFolder, mend_format, recorded_decisions, recorded_extents, refuse_other_choices
 from iclperm.runs.growing import Growing
@@ -137,7 +138,9 @@ def _waves_of(work: Work, decided: Sequence[Decision]) -> Waves | None:
     study = work.setting.study
     if study.is_adaptive:
         return races_of(work, decided)
-    return None if study.precision is None else Growing.of(work)
+    if study.wanted is None:
+        return None
+    return Deciding.of(work) if study.wanted.is_of_verdicts else Growing.of(work)
 
 
 @dataclass

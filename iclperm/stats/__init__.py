@@ -76,7 +76,7 @@ from iclperm.stats.paired import (
     product_bootstrap,
     stratified_mcnemar,
 )
-from iclperm.stats.plateau import curve_error, paired_difference, plateau_shares
+from iclperm.stats.plateau import curve_error, plateau_shares
 from iclperm.stats.pooling import PooledEstimate, SizeSlope, pool, slope
 from iclperm.stats.reliability import Reliability, split_half
 from iclperm.stats.search import gap_closed, share_of_oracle
@@ -95,6 +95,7 @@ from iclperm.stats.sensitivity import (
     sensitivity_ratio,
 )
 from iclperm.stats.tensor import TensorSums, tensor_sums
+from iclperm.stats.verdicts import paired_difference
 from iclperm.stats.winners_curse import expected_maximum, winners_curse
 
 __all__ = [

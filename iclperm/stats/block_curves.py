@@ -17,8 +17,9 @@ from iclperm.stats.blocks import OwnBlockComponents, own_block_components
 from iclperm.stats.components import Effects
 from iclperm.stats.convergence import MeanError, degrees_for_tests, mean_error
 from iclperm.stats.intervals import Interval
-from iclperm.stats.plateau import LEVEL, MARGIN, Overall, overall_of
+from iclperm.stats.plateau import Overall, overall_of
 from iclperm.stats.sensitivity import Curve, FloatArray, graded_items, query_weights
+from iclperm.stats.verdicts import LEVEL, MARGIN
 
 _UNKNOWN = Effects(*[math.nan] * 7)
 

@@ -446,6 +446,19 @@ def _contexts(first: npt.ArrayLike, second: npt.ArrayLike, what: str) -> npt.NDA
     return np.stack([one, two])
 
 
+def score_of_difference(
+    b: npt.NDArray[Any], c: npt.NDArray[Any], num: npt.NDArray[Any] | int, delta: FloatArray
+) -> FloatArray:
+    """Tango's score of a difference ``delta`` of n queries of which b and c are answered rightly by only the first and
+    only the second: (b - c - n·δ)/√(n·(2q + δ(1 - δ))), standard Gaussian where δ is the true one (`paired_interval`).
+    """
+    slope = (2 * num - b + c) * delta - b - c
+    root = np.sqrt(np.maximum(slope**2 + 8 * num * c * delta * (1 - delta), 0.0))
+    second = np.maximum(root - slope, 0.0) / (4 * num)
+    variance = num * (2 * second + delta * (1 - delta))
+    return np.asarray((b - c - num * delta) / np.sqrt(np.maximum(variance, np.finfo(np.float64).tiny)))
+
+
 def _score_bounds(
     b: npt.NDArray[Any], c: npt.NDArray[Any], num_queries: int, level: float
 ) -> tuple[FloatArray, FloatArray]:
@@ -455,11 +468,7 @@ def _score_bounds(
         return np.full(b.shape, math.nan), np.full(b.shape, math.nan)
 
     def score(delta: FloatArray) -> FloatArray:
-        slope = (2 * num - b + c) * delta - b - c
-        root = np.sqrt(np.maximum(slope**2 + 8 * num * c * delta * (1 - delta), 0.0))
-        second = np.maximum(root - slope, 0.0) / (4 * num)
-        variance = num * (2 * second + delta * (1 - delta))
-        return np.asarray((b - c - num * delta) / np.sqrt(np.maximum(variance, np.finfo(np.float64).tiny)))
+        return score_of_difference(b, c, num, delta)
 
     def where(low: FloatArray, high: FloatArray, target: float) -> FloatArray:
         for _ in range(_HALVINGS):

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -20,17 +20,21 @@ from iclperm.stats.convergence import MeanError, degrees_for_tests, mean_error
 from iclperm.stats.intervals import Interval, bounded
 from iclperm.stats.paired import holm
 from iclperm.stats.sensitivity import FloatArray, finite_items, query_weights
+from iclperm.stats.verdicts import (
+    LEVEL,
+    MARGIN,
+    STATES,
+    State,
+    Verdicts,
+    normal,
+    paired_difference,
+    paired_sums,
+    paired_tests,
+    shares_of,
+    states_of,
+)
 from iclperm.stats.winners_curse import order_noise
 
-State = Literal["undecided", "equivalent", "different"]
-STATES: tuple[State, ...] = ("undecided", "equivalent", "different")
-"""By code: `Plateau.state` holds 0, 1 or 2."""
-
-MARGIN = 0.02
-"""Default margin of equivalence in accuracy: what another order of the same demonstrations does on average (one
-standard deviation, the order sensitivity .0197 of arXiv 2511.09700). A gain that is smaller is lost in the order."""
-
-LEVEL = 0.05
 _POWER = 0.8
 
 
@@ -55,20 +59,6 @@ class CurveError(NamedTuple):
     """What finite queries alone add to the standard deviation over permutations, √((σ²_PI + σ²_SPI)/Q)."""
     covers: tuple[tuple[str, ...], ...]
     """[K] the axes that the error covers; at k = 0 queries only, as all cells are one context."""
-
-
-class PairedDifference(NamedTuple):
-    """Accuracy in a second context minus that in a first one on the same queries; arrays [...] without the query axis.
-
-    A plain standard error is 0 where no answer changed, however few queries there were. So half a query is added to
-    each cell of the 2 x 2 table, as in Agresti & Min (2005); `centre` and `se` make their interval and the tests.
-    """
-
-    difference: FloatArray
-    """As observed."""
-    centre: FloatArray
-    se: FloatArray
-    """Standard error over queries, the contexts being taken as given; NaN for one query."""
 
 
 class Overall(NamedTuple):
@@ -103,7 +93,7 @@ class Plateau(NamedTuple):
     shares: FloatArray
     """[3] of the trajectories in each of `STATES`."""
     single_shares: FloatArray
-    """[3] the same without Holm's adjustment, as if each trajectory were the only one."""
+    """[3] the same without Holm's adjustment, as if each trajectory were the only one; NaN of `decided` ones."""
     overall: Overall
     true_std: float
     """Standard deviation over trajectories of the difference, free of item noise, √(σ²_S + σ²_P + σ²_SP); NaN for one
@@ -113,6 +103,20 @@ class Plateau(NamedTuple):
     resolvable: float
     """The margin within which a typical trajectory without any difference would be shown to be equivalent four times in
     five, one test at a time. A smaller margin leaves most trajectories undecided, whatever is true."""
+
+    def decided(self, found: Verdicts) -> Plateau:
+        """This one with verdicts of trajectories that were each asked until it had one."""
+        scale = normal(1 - self.level) + normal((1 + _POWER) / 2)
+        return self._replace(
+            difference=found.difference,
+            se=found.se,
+            p_equivalent=found.p_equivalent,
+            p_different=found.p_different,
+            state=found.state,
+            shares=shares_of(found.state),
+            single_shares=np.full(len(STATES), np.nan),
+            resolvable=float(scale * np.nanmedian(found.se)),
+        )
 
     @property
     def num_queries_needed(self) -> float:
@@ -210,26 +214,6 @@ def curve_error(
     )
 
 
-def paired_difference(
-    first: npt.ArrayLike, second: npt.ArrayLike, weights: npt.ArrayLike | None = None
-) -> PairedDifference:
-    """Accuracy of second minus first, both [..., Q] of 0 and 1, or in between, on the same usable queries.
-
-    `weights` [Q] says how often each query counts; a query of any weight is one draw. Raises RequestError on shapes
-    that do not fit. Cost: O(size). Agresti & Min (2005), Statistics in Medicine 24.
-    """
-    before, after = finite_items(first), finite_items(second)
-    if before.shape != after.shape:
-        raise RequestError(f"both contexts need the same queries, got {list(before.shape)} and {list(after.shape)}")
-    weight = query_weights(weights, before.shape[-1])
-    once, twice, square = (np.empty(before.shape[:-1]) for _ in range(3))
-    for cell in np.ndindex(before.shape[:-2]):  # a block at a time: no copy of a large tensor
-        signed = _signed(before[cell], after[cell])
-        once[cell], twice[cell] = signed @ weight, signed @ weight**2
-        square[cell] = signed**2 @ weight**2
-    return _adjusted(once, twice, square, weight)
-
-
 def plateau(
     correct: npt.ArrayLike,
     weights: npt.ArrayLike | None = None,
@@ -265,11 +249,11 @@ def plateau(
         raise RequestError(f"margin must be above 0, got {margin}")
     one, other = items[:, :, places[0]], items[:, :, places[1]]
     paired = paired_difference(one, other, weights)
-    equivalent, different = paired_tests(paired.centre, paired.se, margin)
+    equivalent, different = paired_tests(paired, margin)
     adjusted = holm(equivalent), holm(different)
     state, single = states_of(*adjusted, level), states_of(equivalent, different, level)
     overall = _average(one, other, weights, margin, level)
-    scale = _normal(1 - level) + _normal((1 + _POWER) / 2)
+    scale = normal(1 - level) + normal((1 + _POWER) / 2)
     by_class = overall.error
     if classes is not None:
         by_class = _by_class(overall.error, other.astype(np.float64) - one, weights, classes)
@@ -284,8 +268,8 @@ def plateau(
         p_equivalent=adjusted[0],
         p_different=adjusted[1],
         state=state,
-        shares=_shares(state),
-        single_shares=_shares(single),
+        shares=shares_of(state),
+        single_shares=shares_of(single),
         overall=overall,
         true_std=spread,
         true_within=_within(overall.error.mean, spread, margin),
@@ -333,8 +317,8 @@ def plateau_shares(
     shares = np.full((len(shots) - 1, len(STATES)), np.nan)
     for place in range(len(shots) - 1):
         paired = paired_difference(items[:, :, place], items[:, :, -1], weights)
-        equivalent, different = paired_tests(paired.centre, paired.se, margin)
-        shares[place] = _shares(states_of(holm(equivalent), holm(different), level))
+        equivalent, different = paired_tests(paired, margin)
+        shares[place] = shares_of(states_of(holm(equivalent), holm(different), level))
     return shares
 
 
@@ -348,7 +332,7 @@ def steps(correct: npt.ArrayLike, weights: npt.ArrayLike | None = None) -> Steps
         raise RequestError(f"steps need correct of shape [S, P, K, Q] with K >= 2, got {list(items.shape)}")
     pairs = [paired_difference(items[:, :, k], items[:, :, k + 1], weights) for k in range(items.shape[2] - 1)]
     change = np.stack([pair.difference for pair in pairs], axis=-1)
-    bound = _normal(1 - LEVEL / 2)
+    bound = normal(1 - LEVEL / 2)
     z = np.stack([pair.centre / pair.se for pair in pairs], axis=-1)
     known = not np.isnan(z).any()
     up, down = np.where(known, (z > bound).mean(axis=-1), np.nan), np.where(known, (z < -bound).mean(axis=-1), np.nan)
@@ -401,7 +385,7 @@ def one_shot(
     change = np.zeros((len(distinct), len(none)))
     np.add.at(change, place.ravel(), single.reshape(-1, len(none)) - none.astype(np.float64))
     change /= np.bincount(place.ravel())[:, None]
-    paired = _adjusted(change @ weight, change @ weight**2, change**2 @ weight**2, weight)
+    paired = paired_sums(change @ weight, change @ weight**2, change**2 @ weight**2, weight)
     # Student's t, as Holm's adjustment over many demonstrations looks far into the tails.
     effective = weight.sum() ** 2 / np.sum(weight**2)
     different = np.asarray(2 * special.stdtr(max(effective - 1, 1), -np.abs(paired.centre) / paired.se))
@@ -417,12 +401,6 @@ def one_shot(
     )
 
 
-def _signed(before: npt.NDArray[Any], after: npt.NDArray[Any]) -> npt.NDArray[Any]:
-    """after - before; of 0 and 1 in a byte each."""
-    kind = np.int8 if before.dtype == after.dtype == np.uint8 else np.float64
-    return np.asarray(after.astype(kind) - before.astype(kind))
-
-
 def _four_axes(correct: npt.ArrayLike, shots: Sequence[int]) -> npt.NDArray[Any]:
     items = finite_items(correct)
     if items.ndim != 4 or items.shape[2] != len(shots) or list(shots) != sorted(set(shots)):
@@ -436,48 +414,6 @@ def _place(shots: Sequence[int], k: int) -> int:
     if k not in shots:
         raise RequestError(f"k = {k} was not run; choose from {', '.join(map(str, shots))}")
     return list(shots).index(k)
-
-
-def paired_from_sums(
-    once: FloatArray, twice: FloatArray, square: FloatArray, total: float, squares: float, num_queries: int
-) -> PairedDifference:
-    """`paired_difference` from Σ w·d, Σ w²·d and Σ w²·d² [...] over queries, and Σ w and Σ w² of them.
-
-    With two pseudo-queries: half at +1, half at -1, one at 0.
-    """
-    pseudo = squares / total  # the weight of a typical draw
-    enlarged = total + 2 * pseudo
-    centre = once / enlarged
-    variance = square + pseudo**2 - 2 * centre * twice + centre**2 * (squares + 2 * pseudo**2)
-    se = np.sqrt(np.maximum(variance, 0.0)) / enlarged
-    if num_queries < 2:
-        se = np.full_like(se, np.nan)
-    return PairedDifference(once / total, centre, se)
-
-
-def _adjusted(once: FloatArray, twice: FloatArray, square: FloatArray, weight: FloatArray) -> PairedDifference:
-    total, squares = float(weight.sum()), float(np.sum(weight**2))
-    return paired_from_sums(once, twice, square, total, squares, int(np.count_nonzero(weight)))
-
-
-def _normal(probability: float) -> float:
-    return float(special.ndtri(probability))
-
-
-def paired_tests(centre: FloatArray, se: FloatArray, margin: float) -> tuple[FloatArray, FloatArray]:
-    """p-values of the two one-sided tests of equivalence (the larger), and of no difference."""
-    equivalent = special.ndtr((np.abs(centre) - margin) / se)
-    return np.asarray(equivalent), np.asarray(2 * special.ndtr(-np.abs(centre) / se))
-
-
-def states_of(equivalent: FloatArray, different: FloatArray, level: float = LEVEL) -> npt.NDArray[np.uint8]:
-    """`STATES` by their codes, from both p-values; what is shown to lie within the margin is equivalent."""
-    found = np.where(equivalent <= level, 1, np.where(different <= level, 2, 0))
-    return found.astype(np.uint8)
-
-
-def _shares(state: npt.NDArray[np.uint8]) -> FloatArray:
-    return np.asarray(np.bincount(state.ravel(), minlength=len(STATES)) / state.size)
 
 
 def overall_of(error: MeanError, margin: float = MARGIN, level: float = LEVEL) -> Overall:

@@ -22,8 +22,9 @@ from iclperm.stats.correlation import pooled_rank_correlation
 from iclperm.stats.demonstrations import SCORES, Score, demonstration_scores
 from iclperm.stats.intervals import unseen_error
 from iclperm.stats.paired import holm
-from iclperm.stats.plateau import MARGIN, STATES, State, overall_of, paired_from_sums, paired_tests, states_of
+from iclperm.stats.plateau import overall_of
 from iclperm.stats.sensitivity import FloatArray, finite_items, query_weights, std_along
+from iclperm.stats.verdicts import MARGIN, STATES, State, paired_from_sums, paired_tests, states_of
 
 QUANTILES = (0.05, 0.5, 0.95)
 """Of every band: 90 % of the parts lie within, half of them below the middle."""
@@ -315,7 +316,7 @@ def _verdicts(
     if axis == "queries":
         signed, twofold, changed = (values.sum(axis=-1) for values in (once, twice, square))
         paired = paired_from_sums(signed, twofold, changed, total, squares, round(num))
-        equivalent, different = paired_tests(paired.centre, paired.se, margin)
+        equivalent, different = paired_tests(paired, margin)
         single = states_of(holm(equivalent), holm(different))
     return _Verdicts(overall_of(error, margin).state, single)
 

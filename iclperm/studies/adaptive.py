@@ -352,9 +352,12 @@ def refuse_other_kinds(run: FinishedRun, kind: str) -> None:
             "same; run the study with cells: crossed into another folder"
         )
     if run.decisions and kind != run.study.kind:
+        what, remedy = ("search asked only what its choice needed", "with budget: exhaustive")
+        if run.study.precision is not None:
+            what, remedy = ("run asked trajectories only what their verdicts needed", "without precision")
         raise DataError(
-            f"this search asked only what its choice needed, and a report of the kind {kind!r} needs every answer; run "
-            "the study with budget: exhaustive into another folder"
+            f"this {what}, and a report of the kind {kind!r} needs every answer; run the study {remedy} into another "
+            "folder"
         )
 
 

@@ -104,6 +104,7 @@ def of_run(
     sets: int | None = None,
     permutations: int | None = None,
     place: int = -1,
+    queries: int | None = None,
 ) -> Bearing:
     """What the test answers of a run can bear.
 
@@ -114,21 +115,23 @@ def of_run(
         sets, permutations: of those that the conclusion speaks of others; by default those of the run, and one alone
             is not counted, as nothing is then said of others.
         place: on the K axis, whose answers are looked at.
+        queries: how many of the first are looked at, and in ``right``; all unless given.
     """
-    test = run.splits["test"]
+    test, first = run.splits["test"], slice(queries)
     if right is None:
-        right = by_query(test.correct[:, :, place], test.state[:, :, place])
+        right = by_query(test.correct[:, :, place, first], test.state[:, :, place, first])
     gold, answered = None, None
     if run.shared_labels:
         contexts = np.unique(test.context_of[:, :, place], return_counts=True)
-        gold, split = test.gold, (test.context_prediction, test.gold, len(run.labels), test.context_state, test.weights)
+        gold, given = test.gold[first], test.context_prediction[:, first]
+        split = (given, gold, len(run.labels), test.context_state[:, first], test.weights[first])
         answered = answered_shares(_of_contexts(*split, contexts))
     num_sets, num_permutations = test.context_of.shape[:2]
     found = of_answers(
         right,
         sets=num_sets if sets is None else sets,
         permutations=num_permutations if permutations is None else permutations,
-        weights=test.weights,
+        weights=test.weights[first],
         gold=gold,
         labels=run.shared_labels,
         answered=answered,

@@ -21,15 +21,11 @@ from iclperm.stats.incomplete import filled
 from iclperm.stats.intervals import within
 from iclperm.stats.paired import holm
 from iclperm.stats.plateau import (
-    LEVEL,
-    MARGIN,
-    STATES,
     Arrival,
     CurveError,
     OneShot,
     Overall,
     Plateau,
-    State,
     Steps,
     arrival,
     averages_to_last,
@@ -40,28 +36,24 @@ from iclperm.stats.plateau import (
     steps,
 )
 from iclperm.stats.sensitivity import FloatArray
+from iclperm.stats.verdicts import LEVEL, MARGIN, STATES, State, claims_of
 from iclperm.studies.bearing import Bearing, by_query, of_run
 from iclperm.studies.classes import classes_by_design
 from iclperm.studies.curve_blocks import BlockCurveFindings, findings_of_blocks
+from iclperm.studies.curve_verdicts import COLUMNS, VERDICTS, AskedVerdicts, shares_plot
 from iclperm.studies.how_many import how_many
 from iclperm.studies.missing import filled_words
 
 if TYPE_CHECKING:
-    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
     from iclperm.runs.run import FinishedRun
-
-CLAIMS = (4, 8)
-"""The numbers of demonstrations from which arXiv 2503.22002 looks for a plateau."""
 
 _MAX_BRIEF_ROWS = 12
 _MOST_NAMED = 5  # numbers of demonstrations whose means a sentence has room for
 _MAX_PANELS = 6
 _EXTREMES = 5
 _TEXT_LETTERS = 60
-_VERDICTS: dict[State, str] = {"equivalent": "flat", "different": "changes", "undecided": "undecided"}
-_COLUMNS = (1, 2, 0)  # of shares by `STATES`, as they are shown: flat, changes, undecided
 _PREFIXES = (
     "At k < {shots} another order also shows other demonstrations of the set first, so the spread over orders holds "
     "that choice too."
@@ -118,6 +110,8 @@ class CurveFindings(ShownFindings):
     """What the answers can bear."""
     is_per_query: bool = False
     """Whether each query has its own demonstrations, at every k the nearest."""
+    asked: AskedVerdicts | None = None
+    """What verdicts took, where every trajectory was asked until it had one; they are then those of `plateaus`."""
 
     def conclusion(self) -> list[str]:
         """The result in plain sentences; where the answers do not bear one, why, and what would suffice."""
@@ -130,13 +124,21 @@ class CurveFindings(ShownFindings):
             sentences.append(self._about_plateau(found, state))
         if self.steps is not None:
             sentences.append(_about_steps(self.steps))
-        return self.bearing.told(sentences)
+        if self.asked is None:
+            return self.bearing.told(sentences)
+        if self.bearing.can_conclude:
+            return self.bearing.told([*sentences, *self.asked.conclusion()])
+        is_of_others = all(reason.about in ("sets", "permutations") for reason in self.bearing.reasons)
+        verdicts = self.asked.told(self.shots[-1]) if is_of_others else []
+        return [*self.bearing.told([]), *verdicts, *self.asked.conclusion()]
 
     def tables(self, full: bool) -> list[Table]:
         """Most important first; without ``full`` some k only, and no single demonstrations."""
         found = [self._curve_table(full)]
         if self.plateaus:
             found.append(self._plateau_table())
+        if self.asked is not None:
+            found.append(self.asked.table())
         if self.steps is not None and self.arrival is not None:
             found.append(self._trajectory_table(self.steps, self.arrival))
         if full and self.shares is not None:
@@ -157,13 +159,10 @@ class CurveFindings(ShownFindings):
                 least=2.6,
                 caption="Accuracy of every ordering over the number of demonstrations",
             )
-            found["curve_plateaus"] = Plot(
-                (5.2, _shares_tall(5.2)),
-                self._draw_shares,
-                tall=_shares_tall,
-                least=2.6,
-                caption="From every k on: which orderings are shown to stay as accurate, and which to change",
-            )
+            line = f"from k to {self.shots[-1]}; flat: within ±{self.margin:g}, Holm over {self.accuracy[..., 0].size}"
+            found["curve_plateaus"] = shares_plot(self.shots[:-1], self.shares, self.title, line)
+        if self.asked is not None:
+            found["curve_verdicts"] = self.asked.plot()
         return found
 
     def to_dict(self) -> dict[str, Any]:
@@ -181,6 +180,8 @@ class CurveFindings(ShownFindings):
         content["to_last"] = plain(self.to_last)
         for name in ("shares", "steps", "arrival", "one_shot"):
             content[name] = plain(getattr(self, name))
+        if self.asked is not None:
+            content["asked"] = self.asked.to_dict()
         if self.one_shot is not None:
             content["one_shot"] |= {"num_better": self.one_shot.num_better, "num_worse": self.one_shot.num_worse}
         content |= {"conclusion": self.conclusion(), "bearing": self.bearing.to_dict()}
@@ -262,7 +263,7 @@ class CurveFindings(ShownFindings):
                     f"{found.first} to {found.last}",
                     "average",
                     interval_words(found.overall.interval, sign="+"),
-                    _VERDICTS[state],
+                    VERDICTS[state],
                     "",
                     "",
                     "",
@@ -270,7 +271,7 @@ class CurveFindings(ShownFindings):
             )
             if not self.resampled:
                 spread = "" if math.isnan(found.true_std) else f"±{found.true_std:.4f}"
-                shares = [f"{found.shares[column]:.0%}" for column in _COLUMNS]
+                shares = [f"{found.shares[column]:.0%}" for column in COLUMNS]
                 rows.append(("", "trajectories", spread, "", *shares))
         header = ("k", "", "change", "verdict", "flat", "changes", "undecided")
         caption = (
@@ -296,7 +297,7 @@ class CurveFindings(ShownFindings):
 
     def _shares_table(self, shares: FloatArray) -> Table:
         rows = [
-            (str(k), *(f"{row[column]:.0%}" for column in _COLUMNS))
+            (str(k), *(f"{row[column]:.0%}" for column in COLUMNS))
             for k, row in zip(self.shots[:-1], shares, strict=True)
         ]
         title = f"Trajectories from k to {self.shots[-1]}, within ±{self.margin:g}"
@@ -376,47 +377,6 @@ class CurveFindings(ShownFindings):
         legend = "blue: single orderings, " + ("orange: mean of the set, " if by_set else "") + "black: mean of all"
         figures.head(figure, self.title or "Accuracy along every ordering", legend)
 
-    def _draw_shares(self, figure: Figure) -> None:
-        """Stacked shares of the trajectories that are flat, change or stay undecided, from every k to the last."""
-        if self.shares is None:
-            return
-        width, height = figure.get_size_inches()
-        foot = _shares_foot(width)
-        axes: Axes = figures.placed(figure, 0.62, foot, width - 0.77, height - foot - 0.7)
-        bottom, shots = np.zeros(len(self.shares)), np.arange(len(self.shares))
-        looks = ((figures.BLUE, ""), (figures.ORANGE, "////"), ("#D9D9D9", ""))
-        for column, (colour, hatch) in zip(_COLUMNS, looks, strict=True):
-            share = 100 * self.shares[:, column]
-            name = _VERDICTS[STATES[column]]
-            axes.bar(
-                shots,
-                share,
-                bottom=bottom,
-                width=0.85,
-                color=colour,
-                hatch=hatch,
-                edgecolor="white",
-                linewidth=0.4,
-                label=name,
-            )
-            bottom = bottom + share
-        step = math.ceil(len(shots) / max(int((width - 0.77) / 0.3), 1))
-        axes.set_xticks(shots[::step], [str(k) for k in self.shots[:-1][::step]])
-        axes.set(xlabel="number of demonstrations k", ylabel="% of the trajectories", ylim=(0, 100))
-        figures.plain_frame(axes)
-        figures.legend_below(figure, axes)
-        line = f"from k to {self.shots[-1]}; flat: within ±{self.margin:g}, Holm over {self.accuracy[..., 0].size}"
-        figures.head(figure, self.title or "Which trajectories are flat from k on", line)
-
-
-def _shares_foot(width: float) -> float:
-    """Inches below the bars: ticks, their name, and the legend."""
-    return 0.5 + 0.19 * figures.legend_rows([*_VERDICTS.values()], width)
-
-
-def _shares_tall(width: float) -> float:
-    return min(0.5 * width, 2.0) + _shares_foot(width) + 0.7
-
 
 def findings(run: FinishedRun) -> CurveFindings | BlockCurveFindings:
     """The curve of a run over its numbers of shots; raises DataError for a run with one only.
@@ -433,21 +393,25 @@ def findings(run: FinishedRun) -> CurveFindings | BlockCurveFindings:
             rows, texts = run.demonstrations.rows[:, :, 0], run.demonstrations.texts
         except (ConfigError, DataError) as error:
             lacking = [f"one demonstration against none is left out: {error}"]
+    asked, classes = AskedVerdicts.of(run), classes_by_design(run)
+    num = None if asked is None else asked.looks[0]
+    correct, state = run.correct[..., :num], run.state[..., :num]
     found = curve_findings(
-        run.correct,
-        run.state,
+        correct,
+        state,
         shots=run.shots,
-        weights=run.weights,
-        classes=classes_by_design(run),
+        weights=run.weights[:num],
+        classes=None if classes is None else classes[:num],
         rows=rows,
         texts=texts,
         resampled=resampled,
         chance=run.chance,
         title=run.title,
+        asked=asked,
     )
-    right = [by_query(run.correct[:, :, k], run.state[:, :, k]) for k in range(len(run.shots))]
+    right = [by_query(correct[:, :, k], state[:, :, k]) for k in range(len(run.shots))]
     notes = [one for one in found.warnings if not (run.study.is_per_query and one == _ONE_SET)]
-    bearing = of_run(run, right)
+    bearing = of_run(run, right, queries=num)
     return replace(found, warnings=(*notes, *lacking), bearing=bearing, is_per_query=run.study.is_per_query)
 
 
@@ -466,6 +430,7 @@ def curve_findings(
     level: float = LEVEL,
     chance: float | None = None,
     title: str = "",
+    asked: AskedVerdicts | None = None,
 ) -> CurveFindings:
     """Everything about accuracy over the number of demonstrations, from every answer there is.
 
@@ -482,6 +447,7 @@ def curve_findings(
         claims: from which k a plateau is looked for, by default 4 and 8 as far as they were run, else the middle k.
         margin, level: of the tests (see `stats.plateau`).
         chance: a level to compare with in the figure.
+        asked: verdicts of single trajectories from more queries than these, in place of the claims' and the margin.
 
     Raises RequestError on shapes that do not fit, a k that was not run, or a cell without an answer, and DataError for
     a single k. Cost: O(S·P·K·Q). arXiv 2503.22002.
@@ -491,6 +457,8 @@ def curve_findings(
         raise RequestError(f"a curve needs correct of shape [S, P, K, Q], got {list(items.shape)}")
     if len(counts) < 2:
         raise DataError("a curve needs at least two numbers of shots, this run has one; run it with 'shots: all'")
+    if asked is not None:
+        claims, margin = asked.claims, asked.margin
     curve = stats.curve(items, state, weights)
     whole = filled(items, state, weights)
     items, accuracy = whole.items, whole.accuracy.values
@@ -498,8 +466,12 @@ def curve_findings(
     of_each = None if classes is None else np.asarray(classes)[whole.usable]
     pairs = tuple(
         plateau(items, weight, shots=counts, first=k, margin=margin, level=level, classes=of_each)
-        for k in _claims(claims, counts)
+        for k in (claims_of(counts) if claims is None else claims)
     )
+    shares = None if resampled else plateau_shares(items, weight, shots=counts, margin=margin, level=level)
+    if asked is not None and shares is not None:
+        pairs = tuple(pair.decided(found) for pair, found in zip(pairs, asked.verdicts, strict=True))
+        shares[[counts.index(pair.first) for pair in pairs]] = [pair.shares for pair in pairs]
     error = curve_error(items, weight, shots=counts, classes=of_each)
     single = None
     if rows is not None and not resampled and {0, 1} <= set(counts):
@@ -516,22 +488,16 @@ def curve_findings(
         plateaus=pairs,
         averages=average_states(pairs, level),
         to_last=averages_to_last(items, weight, shots=counts, margin=margin, level=level),
-        shares=None if resampled else plateau_shares(items, weight, shots=counts, margin=margin, level=level),
+        shares=shares,
         steps=None if resampled else steps(items, weight),
         arrival=None if resampled else arrival(accuracy, counts, margin),
         one_shot=single,
         texts=texts or {},
         chance=chance,
         title=title,
-        warnings=tuple(_warnings(items.shape, pairs, resampled, whole.share)),
+        warnings=tuple(_warnings(items.shape, pairs, resampled, whole.share, asked)),
+        asked=asked,
     )
-
-
-def _claims(claims: Sequence[int] | None, shots: tuple[int, ...]) -> tuple[int, ...]:
-    if claims is not None:
-        return tuple(claims)
-    usual = tuple(k for k in CLAIMS if k in shots[:-1])
-    return usual or (shots[(len(shots) - 1) // 2],)
 
 
 def average_states(pairs: tuple[Plateau, ...], level: float) -> tuple[State, ...]:
@@ -543,7 +509,13 @@ def average_states(pairs: tuple[Plateau, ...], level: float) -> tuple[State, ...
     )
 
 
-def _warnings(shape: tuple[int, ...], pairs: tuple[Plateau, ...], resampled: bool, filled_in: float) -> list[str]:
+def _warnings(
+    shape: tuple[int, ...],
+    pairs: tuple[Plateau, ...],
+    resampled: bool,
+    filled_in: float,
+    asked: AskedVerdicts | None,
+) -> list[str]:
     num_sets, _, _, num_queries = shape
     warnings = []
     if resampled:
@@ -552,6 +524,8 @@ def _warnings(shape: tuple[int, ...], pairs: tuple[Plateau, ...], resampled: boo
         warnings.append(_ONE_SET)
     if filled_in:
         warnings.append(filled_words(filled_in))
+    if asked is not None:
+        return warnings + asked.warnings
     for pair in () if resampled else pairs:
         if pair.resolvable > pair.margin:
             needed = math.ceil(num_queries * pair.num_queries_needed / 100) * 100

@@ -14,8 +14,9 @@ from iclperm.report.notebook import ShownFindings
 from iclperm.report.parts import Plot, Table, interval_words, number, percent_with_bounds, plain, points
 from iclperm.stats.block_curves import BlockCurve, bends, block_curve
 from iclperm.stats.intervals import Interval, bounded
-from iclperm.stats.plateau import LEVEL, MARGIN, Overall
+from iclperm.stats.plateau import Overall
 from iclperm.stats.sensitivity import Curve
+from iclperm.stats.verdicts import LEVEL, MARGIN
 from iclperm.studies.bearing import Bearing, by_query, of_run
 from iclperm.studies.classes import classes_by_design
 from iclperm.studies.how_many import how_many

@@ -115,6 +115,11 @@ def precision_plan(
         raise ConfigError(f"precision is {precision!r}: {error}") from None
     if (pilot is None) == (components is None):
         raise ConfigError("sizes need a pilot or components: give one of --pilot RUN and --components order=.05,...")
+    if wanted.is_of_verdicts:
+        raise ConfigError(
+            f"precision is {precision!r}, which no sizes are computed for: give the most queries that a trajectory may "
+            "take, and each is asked until it is decided"
+        )
     setting = ResolvedStudy.of(_sized(study, StudySizes(1, 1, 1)), weights=False)
     most = _most(setting)
     if wanted.quantity == "rank":

@@ -200,7 +200,10 @@ class Run(FinishedRun):
                 "cells: crossed"
             )
         if best and self.decisions:
-            raise ConfigError("this search asked each ordering other queries; what it recommends is the best it knows")
+            raise ConfigError(
+                "this run asked each ordering other queries, so no best is known but what a search recommends; leave "
+                "best out, or name one"
+            )
         return take(self, wanted, recommended_by(self.findings()) if wanted.is_open else None)
 
     def export(
@@ -260,7 +263,7 @@ class Run(FinishedRun):
         """
         if self.decisions or not tasks:
             raise ConfigError(
-                "an adaptive search asked each ordering other queries; read the texts of one that asked everything"
+                "this run asked its orderings different queries; read the texts of one that asked everything"
                 if tasks
                 else "no task is named by whose rules to read; give one"
             )

@@ -11,9 +11,9 @@ import numpy as np
 
 from iclperm.report import figures
 from iclperm.report.parts import Plot, Table, evenly, listed, number, plain
-from iclperm.stats.plateau import MARGIN, STATES
 from iclperm.stats.sensitivity import FloatArray
 from iclperm.stats.settling import AxisSettling, ScoreSettling
+from iclperm.stats.verdicts import MARGIN, STATES
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -199,6 +199,9 @@ def _can_stop(study: Any) -> None:
             f"a study's key 'precision' is {study.precision!r}, for which no run can stop by itself; iclperm plan "
             "--precision sizes it from a pilot"
         )
+    if wanted.is_of_verdicts:
+        _can_decide(study)
+        return
     if study.design != "random":
         raise ConfigError(
             f"a study's key 'precision' has a run grow order by order, but its 'design' {study.design} deals several "
@@ -209,6 +212,23 @@ def _can_stop(study: Any) -> None:
     listed = study.shots if isinstance(study.shots, list) else None
     if listed is not None and (missing := [k for k in wanted.shots if k not in listed]):
         raise ConfigError(f"a study's key 'precision' is {study.precision!r}, but 'shots' lack {missing[0]}; add it")
+
+
+def _can_decide(study: Any) -> None:
+    """Whether single trajectories can be asked until their plateaus are shown or excluded."""
+    if study.kind != CURVE.name:
+        raise ConfigError(
+            f"a study's key 'precision' is {study.precision!r}, which is for curves; set 'kind' to {CURVE.name}"
+        )
+    for key, value, why in (
+        ("resample", "none", "where no ordering has a trajectory"),
+        ("dev_queries", 0, "which no verdict needs"),
+        ("calibration", "none", "which asks every context"),
+    ):
+        if (given := getattr(study, key)) != value:
+            raise ConfigError(
+                f"a study's key {key!r} is {given!r}, {why}, but precision is {study.precision!r}; leave one out"
+            )
 
 
 def _has_design(study: Any) -> None:
@@ -240,7 +260,7 @@ def _is_a_choice(study: Any) -> None:
         raise ConfigError(f"a study's key 'demonstrations' is what a {study.kind} is to choose; leave it out")
 
 
-_PRECISION = 'Grow in waves to at most these sizes until "order_effect +- 0.01" is known.'
+_PRECISION = 'Grow in waves to at most these sizes until "order_effect +- 0.01" (curve: "plateaus +- 0.02") is known.'
 _CRITERION = "What a search chooses an order by: dev_accuracy, majority_agreement, global_entropy, ..."
 _CELLS = {
     "cells": "crossed: every ordering is asked all queries; blocks, random: queries of its own.",

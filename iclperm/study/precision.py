@@ -6,7 +6,7 @@ import math
 import re
 from typing import Literal, NamedTuple
 
-Quantity = Literal["order_effect", "selection_effect", "r", "accuracy", "difference", "rank"]
+Quantity = Literal["order_effect", "selection_effect", "r", "accuracy", "difference", "rank", "plateaus"]
 RANKED = ("shapley", "marginal", "prefix", "member")
 """Scores of single demonstrations whose ranks can be asked for (`iclperm.stats.demonstrations`)."""
 _FORMS = (
@@ -15,11 +15,12 @@ _FORMS = (
     re.compile(r"(accuracy)(?: at (?:k ?= ?)?(\d+))?"),
     re.compile(r"(difference) (?:of )?(?:k ?= ?)?(\d+)(?: and |, ?| )(\d+)"),
     re.compile(r"(rank) (?:of )?(\w+)"),
+    re.compile(r"(plateaus?)((?: from)?(?: (?:k ?= ?)?\d+(?:,| and)?)*)"),
 )
 _SIGN = re.compile(r"\s*(?:±|\+/?-)\s*")
 _FORM = (
     '"order_effect +- 0.01", or selection_effect, r, accuracy, accuracy at 4, difference of 0 and 4, rank of shapley, '
-    "each +- a half-width"
+    "each +- a half-width; plateaus, or plateaus from 4 and 8, +- a margin"
 )
 
 
@@ -28,9 +29,10 @@ class Precision(NamedTuple):
 
     quantity: Quantity
     half_width: float
-    """In units of accuracy 0..1; of ``r`` in units of r, of a rank in places."""
+    """In units of accuracy 0..1; of ``r`` in units of r, of a rank in places; of plateaus the margin."""
     shots: tuple[int, ...] = ()
-    """The numbers of demonstrations that it speaks of: of a difference two, else one, or none for the largest."""
+    """The numbers of demonstrations that it speaks of: of a difference two, of plateaus those from which they are
+    looked for, or none for the usual ones; else one, or none for the largest."""
     score: str | None = None
     """Of a rank: one of `RANKED`."""
 
@@ -42,7 +44,14 @@ class Precision(NamedTuple):
             return f"accuracy at k = {self.shots[0]}" if self.shots else "accuracy"
         if self.quantity == "difference":
             return f"accuracy at k = {self.shots[1]} minus that at k = {self.shots[0]}"
+        if self.quantity == "plateaus":
+            return f"plateaus from k = {' and '.join(map(str, self.shots))}" if self.shots else "plateaus"
         return f"rank by {self.score}" if self.quantity == "rank" else named or "r without item noise"
+
+    @property
+    def is_of_verdicts(self) -> bool:
+        """Whether it is known when every trajectory is shown to be flat or to change: nothing else is then as sure."""
+        return self.quantity == "plateaus"
 
     @property
     def can_stop_a_run(self) -> bool:
@@ -66,6 +75,8 @@ def parse_precision(given: str) -> Precision:
         if others[0] not in RANKED:
             raise ValueError(f"{others[0]!r} is no score whose rank is known; give one of {', '.join(RANKED)}")
         wanted = Precision("rank", half, score=others[0])
+    elif kind in ("plateau", "plateaus"):
+        wanted = Precision("plateaus", half, tuple(sorted({int(shots) for shots in re.findall(r"\d+", others[0])})))
     else:
         mean: Quantity = "r" if kind == "r" else "accuracy" if kind == "accuracy" else "difference"
         wanted = Precision(mean, half, tuple(int(shots) for shots in others if shots is not None))

@@ -82,7 +82,8 @@ class Study(Choices):
     `iclperm.study.kinds`, with defaults of its own; some run every k up to ``shots``. ``tasks`` and ``models`` are
     those of a transfer study, ``criterion`` chooses an ordering in a search, ``budget`` (adaptive, "5 %", "2M tokens",
     "10 min", "$5") has it ask only what the choice needs, by a ``rule`` and to a ``tolerance``; ``precision``
-    ("order_effect +- 0.01") has a run grow in waves until that is known, to at most its sizes; ``select`` is how many
+    ("order_effect +- 0.01") has a run grow in waves until that is known, to at most its sizes, or ("plateaus +- 0.02")
+    ask each trajectory of a curve until it is flat or not; ``select`` is how many
     demonstrations a selection keeps, ``options`` are those of another package's kind. Raises `ConfigError` naming the
     key, the value and the remedy.
     """
