@@ -200,6 +200,13 @@ FAST: dict[str, tuple[str, ...]] = {
     "test_synthetic": ("",),
     "test_tensor": ("TestTensorSums::test_refuses", "TestBlocks::test_refuses", "TestThreads"),
     "test_transfer": ("",),
+    "test_verdicts": (
+        "TestOneLook::test_weighted",
+        "TestUntilDecided::test_it_decides",
+        "TestUntilDecided::test_looks",
+        "TestARun::test_it_ends",
+        "test_plateaus",
+    ),
     # what strangers give
     "test_given_folders": (
         "test_what_is_read_through",

@@ -492,7 +492,7 @@ class TestStudy:
             correct=correct,
             state=np.zeros_like(correct),
             weights=np.ones(120, np.int64),
-            study=SimpleNamespace(resample="none", cells="crossed", is_per_query=False),
+            study=SimpleNamespace(resample="none", cells="crossed", is_per_query=False, wanted=None),
             shots=tuple(range(9)),
             labels=(),
             shared_labels=(),

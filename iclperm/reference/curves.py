@@ -42,7 +42,7 @@ def equivalence(
     """p-values of the two one-sided tests within ± margin (the larger one), and of the test of no difference.
 
     The former by Tango's score of a table of as many effective queries, with the difference and the mean square
-    observed; the latter by the error of `paired`.
+    observed; the latter by the error of `paired`, or by the same score of no difference where that is less sure.
     """
     changes = [after - before for before, after in zip(first, second, strict=True)]
     squares = math.fsum(weight**2 for weight in weights)
@@ -54,7 +54,8 @@ def equivalence(
     below = _GAUSS.cdf(score_of_difference(*table, margin))
     above = 1 - _GAUSS.cdf(score_of_difference(*table, -margin))
     _, centre, se = paired(first, second, weights)
-    return max(above, below), 2 * (1 - _GAUSS.cdf(abs(centre) / se))
+    sure = min(abs(centre) / se, abs(score_of_difference(*table, 0.0)))
+    return max(above, below), 2 * (1 - _GAUSS.cdf(sure))
 
 
 def unseen_error(num: float) -> float:

@@ -54,10 +54,11 @@ class Deciding:
             )
         if (test.weights != 1).any():
             most = next(size for size in range(len(test.draws), 0, -1) if test.num_distinct(size) == size)
+            are_there = len(setting.examples["test"]) >= setting.study.queries
             raise ConfigError(
                 f"precision is {setting.study.precision!r}, but the shortest class has too few of the "
-                f"{setting.study.queries:,} queries, so that some would count twice; ask for {most:,} at most, or set "
-                "balance to natural"
+                f"{setting.study.queries:,} queries, so that some would count twice; ask for {most:,} at most"
+                + (", or set balance to natural" if are_there else "")
             )
         return cls(setting, wanted.half_width, claims, looks_until(len(test.rows)))
 

@@ -22,7 +22,13 @@ from iclperm.endpoint.keys import KeyHosts
 from iclperm.errors import DamagedItem, RunError, RunInterrupted, RunStopped
 from iclperm.runs.deciding import Deciding
 from iclperm.runs.finish import finish, finished
-from iclperm.runs.folder import RunFolder, mend_format, recorded_decisions, recorded_extents, refuse_other_choices
+from iclperm.runs.folder import (
+    RunFolder,
+    mend_format,
+    recorded_decisions,
+    recorded_extents,
+    refuse_other_choices,
+)
 from iclperm.runs.growing import Growing
 from iclperm.runs.layout import lay_out, with_wave
 from iclperm.runs.limits import DEFAULT, WorkLimits
@@ -286,6 +292,24 @@ def refuse_other_folder(path: Path, study: Study, extend: bool) -> None:
     refuse_other_choices(path, {"task": task.name, PMI: is_pmi, "study": identifying_choices(study, task)})
     if study.precision is None:
         _growths(path, recorded_extents(path, {}), study.extent, extend)
+    elif (most := _most_there(path)) not in (None, study.extent):
+        changes = (
+            f"most.{key} is {most[key]} there and {size} here"
+            for key, size in study.extent.items()
+            if size != most[key]
+        )
+        raise RunError(
+            f"{path} holds another run: {'; '.join(changes)}. A run that stops by itself does not grow; give another "
+            "folder, or put that back"
+        )
+
+
+def _most_there(path: Path) -> Any:
+    """The most that the run in a folder may ask before it stops by itself; None where there is none, or no such one."""
+    try:
+        return RunFolder.open(path).plan.get("most")
+    except (RunError, DamagedItem):
+        return None
 
 
 def _growths(

@@ -106,7 +106,7 @@ class Plateau(NamedTuple):
 
     def decided(self, found: Verdicts) -> Plateau:
         """This one with verdicts of trajectories that were each asked until it had one."""
-        scale = normal(1 - self.level) + normal((1 + _POWER) / 2)
+        scale, known = normal(1 - self.level) + normal((1 + _POWER) / 2), found.se[~np.isnan(found.se)]
         return self._replace(
             difference=found.difference,
             se=found.se,
@@ -115,7 +115,7 @@ class Plateau(NamedTuple):
             state=found.state,
             shares=shares_of(found.state),
             single_shares=np.full(len(STATES), np.nan),
-            resolvable=float(scale * np.nanmedian(found.se)),
+            resolvable=float(scale * np.median(known)) if known.size else math.nan,
         )
 
     @property

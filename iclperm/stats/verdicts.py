@@ -51,7 +51,7 @@ class PairedDifference(NamedTuple):
     """Standard error over queries, the contexts being taken as given; NaN for one query."""
     gained: FloatArray
     """Queries that only the second answers rightly, of `num`: where queries weigh or answers have grades, as many as
-    have the difference and the mean square that were observed (where grades allow none, the difference)."""
+    have the difference and the mean square that were observed, or the difference alone where that is more."""
     lost: FloatArray
     """Likewise those that only the first does."""
     num: FloatArray
@@ -108,13 +108,16 @@ def paired_tests(paired: PairedDifference, margin: float) -> tuple[FloatArray, F
     Equivalence by Tango's score, whose error is that of the likeliest table that *has* a difference of the margin: by
     the error observed, queries that hardly ever change would be shown to be flat far too soon (at 256 queries, a margin
     of .02 and nothing lost, 11 times in 100 at 5 %, and 6 in 1,000 at any level). Tango (1998), Statistics in Medicine
-    17; no difference by Agresti & Min's error.
+    17. No difference by the larger of Agresti & Min's error and that of the likeliest table without one (McNemar's):
+    the former is too small where few queries move nearly all, or where grades that seldom rise did not do so here.
     """
     below, above = (
         score_of_difference(paired.gained, paired.lost, paired.num, np.asarray(delta)) for delta in (margin, -margin)
     )
     equivalent = np.maximum(special.ndtr(below), special.ndtr(-above))
-    return np.asarray(equivalent), np.asarray(2 * special.ndtr(-np.abs(paired.centre) / paired.se))
+    none = score_of_difference(paired.gained, paired.lost, paired.num, np.asarray(0.0))
+    distance = np.minimum(np.abs(paired.centre) / paired.se, np.abs(none))
+    return np.asarray(equivalent), np.asarray(2 * special.ndtr(-distance))
 
 
 class Verdicts(NamedTuple):
@@ -170,7 +173,9 @@ def sequential_verdicts(
         looks: [J] after how many queries it is looked, ascending (`looks_until`); known beforehand.
         num_looks: how many of them there have been, and answers up to there; all unless given.
         margin: differences of accuracy up to this are none that matter.
-        level: chance of one wrong verdict or more over all S·P trajectories and looks, for each of both tests.
+        level: chance of one wrong verdict or more over all S·P trajectories and looks, for each of both tests, where
+            answers are 0 or 1; of grades in between about (twice that, where they seldom rise by much and often fall by
+            little).
 
     A look after n_j queries may spend n_j/Σn of the level: the p-value of a trajectory is the least of Σn/n_j times
     those of its looks (Bonferroni over looks), so it only falls, and Holm's adjustment over the trajectories keeps

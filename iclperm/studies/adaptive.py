@@ -18,6 +18,7 @@ from iclperm.stats.intervals import side_of
 from iclperm.stats.racing import RaceRule, TestedChoice, gain_on_test
 from iclperm.studies.bearing import Bearing, by_query, of_run
 from iclperm.studies.taking import RecommendedCell
+from iclperm.studies.tokens import beside_everything
 from iclperm.study import kinds
 from iclperm.study.states import NOT_ASKED, OK
 
@@ -100,6 +101,8 @@ class AdaptiveFindings(ShownFindings):
     """Distinct tokens of a search that asks everything."""
     missing: float
     """Share of the answers asked that there are none of."""
+    is_generated: bool = False
+    """Whether answers were generated; tokens forwarded are then also theirs."""
     bearing: Bearing = field(default_factory=Bearing)
     """What the answers can bear."""
     title: str = ""
@@ -203,11 +206,13 @@ class AdaptiveFindings(ShownFindings):
         )
 
     def _cost(self) -> str:
-        share = self.tokens_forwarded / self.tokens_exhaustive
-        return (
-            f"It asked {self.num_asked:,} of {self.num_cells:,} answers and {self.tokens_forwarded:,} tokens; a search "
-            f"that asks everything has {self.tokens_exhaustive:,} distinct ones ({percent(share)})."
+        beside = beside_everything(
+            self.tokens_forwarded,
+            self.tokens_exhaustive,
+            "a search that asks everything",
+            is_generated=self.is_generated,
         )
+        return f"It asked {self.num_asked:,} of {self.num_cells:,} answers and {beside}."
 
     def _within(self) -> str:
         if self.criterion != "dev_accuracy":
@@ -329,6 +334,7 @@ def findings(run: FinishedRun) -> AdaptiveFindings:
         tokens_forwarded=run.report.tokens_forwarded,
         tokens_exhaustive=run.report.tokens_unique,
         missing=_missing(run),
+        is_generated=test.generated is not None,
         title=f"{run.title}, k = {run.shots[-1]}",
     )
     right = by_query(correct[sets, chosen], state[sets, chosen])

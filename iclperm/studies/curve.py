@@ -128,9 +128,10 @@ class CurveFindings(ShownFindings):
             return self.bearing.told(sentences)
         if self.bearing.can_conclude:
             return self.bearing.told([*sentences, *self.asked.conclusion()])
-        is_of_others = all(reason.about in ("sets", "permutations") for reason in self.bearing.reasons)
-        verdicts = self.asked.told(self.shots[-1]) if is_of_others else []
-        return [*self.bearing.told([]), *verdicts, *self.asked.conclusion()]
+        about = {reason.about for reason in self.bearing.reasons}
+        told = [] if about <= {"sets", "permutations"} else [self.asked.judged()]
+        told += [] if "labels" in about else self.asked.told(self.shots[-1])
+        return [*self.bearing.told([]), *told, *self.asked.conclusion()]
 
     def tables(self, full: bool) -> list[Table]:
         """Most important first; without ``full`` some k only, and no single demonstrations."""
@@ -160,6 +161,7 @@ class CurveFindings(ShownFindings):
                 caption="Accuracy of every ordering over the number of demonstrations",
             )
             line = f"from k to {self.shots[-1]}; flat: within ±{self.margin:g}, Holm over {self.accuracy[..., 0].size}"
+            line += "" if self.asked is None else f"; {self.asked.where}: until decided"
             found["curve_plateaus"] = shares_plot(self.shots[:-1], self.shares, self.title, line)
         if self.asked is not None:
             found["curve_verdicts"] = self.asked.plot()
@@ -301,7 +303,8 @@ class CurveFindings(ShownFindings):
             for k, row in zip(self.shots[:-1], shares, strict=True)
         ]
         title = f"Trajectories from k to {self.shots[-1]}, within ±{self.margin:g}"
-        return Table(title, ("k", "flat", "changes", "undecided"), rows)
+        caption = "" if self.asked is None else self.asked.warnings[-1].capitalize() + "."
+        return Table(title, ("k", "flat", "changes", "undecided"), rows, caption=caption)
 
     def _one_shot_table(self, found: OneShot) -> Table:
         order = np.argsort(-found.gain, kind="stable")

@@ -14,6 +14,7 @@ from iclperm.report import charts, figures
 from iclperm.report.parts import Plot, Table, percent, plain, points
 from iclperm.stats.sensitivity import FloatArray
 from iclperm.stats.verdicts import STATES, State, Verdicts, sequential_verdicts, shares_of
+from iclperm.studies.tokens import beside_everything
 from iclperm.study.states import NOT_ASKED, OK
 
 if TYPE_CHECKING:
@@ -48,6 +49,8 @@ class AskedVerdicts:
     """Of all sessions."""
     tokens_exhaustive: int
     """Distinct tokens of a study that asks everything."""
+    is_generated: bool
+    """Whether answers were generated; tokens forwarded are then also theirs."""
 
     @classmethod
     def of(cls, run: FinishedRun) -> AskedVerdicts | None:
@@ -78,6 +81,7 @@ class AskedVerdicts:
             num_cells=test.context_state.size,
             tokens_forwarded=run.report.tokens_forwarded,
             tokens_exhaustive=run.report.tokens_unique,
+            is_generated=test.generated is not None,
         )
 
     @property
@@ -90,12 +94,23 @@ class AskedVerdicts:
             for k, count in zip(self.claims, self.undecided[-1], strict=True)
             if count
         ]
-        where = " and ".join(map(str, self.claims))
         return [
             *left,
-            f"verdicts of single trajectories from k = {where} are from all that each was asked; everything else here "
+            f"verdicts of single trajectories from {self.where} are from all that each was asked; everything else here "
             f"is from the first {self.looks[0]:,} queries, which all answered",
         ]
+
+    @property
+    def where(self) -> str:
+        """The numbers of demonstrations from which plateaus were looked for, in words."""
+        return f"k = {' and '.join(map(str, self.claims))}"
+
+    def judged(self) -> str:
+        """What a reason against a conclusion is judged by, and how more is."""
+        return (
+            f"This is judged by the first {self.looks[0]:,} queries, which all trajectories answered; a run without "
+            "'precision' is judged by all of its."
+        )
 
     def told(self, last: int) -> list[str]:
         """The verdicts, which speak of these very orderings, up to ``last`` demonstrations."""
@@ -112,11 +127,15 @@ class AskedVerdicts:
         """What the verdicts took."""
         numbers = [int(found.num_queries.mean().round()) for found in self.verdicts]
         means = ", ".join(f"{number:,} from k = {k}" for k, number in zip(self.claims, numbers, strict=True))
-        share = self.tokens_forwarded / self.tokens_exhaustive
+        beside = beside_everything(
+            self.tokens_forwarded,
+            self.tokens_exhaustive,
+            "a study that asks everything",
+            is_generated=self.is_generated,
+        )
         return [
-            f"Each trajectory was asked until it was decided, up to {self.looks[-1]:,} queries: {means} on average.",
-            f"It asked {self.num_asked:,} of {self.num_cells:,} answers and {self.tokens_forwarded:,} tokens; a study "
-            f"that asks everything has {self.tokens_exhaustive:,} distinct ones ({percent(share)}).",
+            f"Each trajectory was asked until it was decided, or all {self.looks[-1]:,} queries: {means} on average.",
+            f"It asked {self.num_asked:,} of {self.num_cells:,} answers and {beside}.",
         ]
 
     def table(self) -> Table:

@@ -33,6 +33,7 @@ from iclperm.studies.race import RaceFindings, Winner
 from iclperm.studies.recommending import RACE, RANDOM
 from iclperm.studies.report import Run
 from iclperm.studies.taking import RecommendedCell
+from iclperm.studies.tokens import beside_everything
 from iclperm.study.states import OK
 
 _FEW = 10  # test queries of a label, of whose recall next to nothing is known
@@ -86,6 +87,8 @@ class Recommendation(ShownFindings):
     """Forwarded by those of the runs on test."""
     tokens_exhaustive: int
     """Distinct tokens of asking every prompt every dev query."""
+    is_generated: bool
+    """Whether answers were generated; tokens forwarded are then also theirs."""
     recommended: RecommendedCell
     """The prompt."""
     bearing: Bearing = field(default_factory=Bearing)
@@ -214,11 +217,15 @@ class Recommendation(ShownFindings):
         )
 
     def _cost(self) -> str:
-        share = self.tokens_choosing / self.tokens_exhaustive if self.tokens_exhaustive else math.nan
+        beside = beside_everything(
+            self.tokens_choosing,
+            self.tokens_exhaustive,
+            "asking every prompt every dev query",
+            is_generated=self.is_generated,
+        )
         return (
-            f"Choosing asked {self.raced.num_asked:,} of {self.raced.num_cells:,} answers on dev and "
-            f"{self.tokens_choosing:,} tokens, {percent(share)} of asking every prompt every dev query; the test took "
-            f"{self.tokens_testing:,} more."
+            f"Choosing asked {self.raced.num_asked:,} of {self.raced.num_cells:,} answers on dev and {beside}; the "
+            f"test took {self.tokens_testing:,} more."
         )
 
     def _prompts_table(self) -> Table:
@@ -315,6 +322,7 @@ def findings(runs: Mapping[str, Run], choices: Mapping[str, Any]) -> Recommendat
         tokens_choosing=runs[RACE].report.tokens_forwarded,
         tokens_testing=sum(one.report.tokens_forwarded for name, one in runs.items() if name != RACE),
         tokens_exhaustive=runs[RACE].report.tokens_unique,
+        is_generated=runs[RACE].splits["dev"].generated is not None,
         recommended=RecommendedCell(names[place], 0, 0, is_held_out=True, notes=(note,)),
         bearing=of_run(run, permutations=1),
         title=runs[RACE].title,

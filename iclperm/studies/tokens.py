@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
-from iclperm.report.parts import Table
+from iclperm.report.parts import Table, percent
 
 
 class TokenReport(Protocol):
@@ -56,6 +56,17 @@ def dealt_words(decisions: Sequence[Mapping[str, Any]], tokens: TokenReport) -> 
         f"it took {tokens.tokens_unique:,} distinct tokens, {tokens.tokens_unique / crossed['unique']:.0%} of the "
         f"{crossed['unique']:,} of all queries under every ordering; prompt by prompt those are {crossed['naive']:,}"
     )
+
+
+def beside_everything(forwarded: int, exhaustive: int, what: str, *, is_generated: bool) -> str:
+    """What was forwarded beside the distinct tokens of ``what``, which asks everything; where answers are generated
+    these are of prompts alone, so that the two make no share."""
+    if is_generated:
+        return (
+            f"{forwarded:,} tokens, generated ones among them; the prompts of {what} have {exhaustive:,} distinct ones"
+        )
+    share = f" ({percent(forwarded / exhaustive)})" if exhaustive else ""
+    return f"{forwarded:,} tokens; {what} has {exhaustive:,} distinct ones{share}"
 
 
 def token_table(tokens: TokenSavings) -> Table:

@@ -220,6 +220,8 @@ def _can_decide(study: Any) -> None:
         raise ConfigError(
             f"a study's key 'precision' is {study.precision!r}, which is for curves; set 'kind' to {CURVE.name}"
         )
+    if study.queries < 2:
+        raise ConfigError("a study's key 'queries' is 1, which decides nothing; give some, such as 4200")
     for key, value, why in (
         ("resample", "none", "where no ordering has a trajectory"),
         ("dev_queries", 0, "which no verdict needs"),

@@ -15,7 +15,7 @@ _FORMS = (
     re.compile(r"(accuracy)(?: at (?:k ?= ?)?(\d+))?"),
     re.compile(r"(difference) (?:of )?(?:k ?= ?)?(\d+)(?: and |, ?| )(\d+)"),
     re.compile(r"(rank) (?:of )?(\w+)"),
-    re.compile(r"(plateaus?)((?: from)?(?: (?:k ?= ?)?\d+(?:,| and)?)*)"),
+    re.compile(r"(plateaus?)(?: from ((?:k ?= ?)?\d+(?:(?:, ?| and | )(?:k ?= ?)?\d+)*))?"),
 )
 _SIGN = re.compile(r"\s*(?:±|\+/?-)\s*")
 _FORM = (
@@ -76,7 +76,9 @@ def parse_precision(given: str) -> Precision:
             raise ValueError(f"{others[0]!r} is no score whose rank is known; give one of {', '.join(RANKED)}")
         wanted = Precision("rank", half, score=others[0])
     elif kind in ("plateau", "plateaus"):
-        wanted = Precision("plateaus", half, tuple(sorted({int(shots) for shots in re.findall(r"\d+", others[0])})))
+        wanted = Precision(
+            "plateaus", half, tuple(sorted({int(shots) for shots in re.findall(r"\d+", others[0] or "")}))
+        )
     else:
         mean: Quantity = "r" if kind == "r" else "accuracy" if kind == "accuracy" else "difference"
         wanted = Precision(mean, half, tuple(int(shots) for shots in others if shots is not None))
