@@ -37,6 +37,7 @@ FAST: dict[str, tuple[str, ...]] = {
     "test_tree": ("",),
     "test_triton_decode": ("test_takes_any_strides", "test_the_newest_keys", "test_what_rows_share"),
     "test_held_paths": ("",),
+    "test_seams": ("test_where_no_seam",),
     "test_session": ("test_equal_extensions", "test_a_growing_tree", "test_a_call_within_a_call"),
     "test_session_changes": ("test_switches", "test_a_hook_that_comes"),
     "test_shared_text": ("test_the_common_length", "test_what_is_put_before"),

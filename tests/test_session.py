@@ -340,7 +340,7 @@ def test_text_has_the_ids_of_the_whole(bundled: Engine) -> None:
         node, text = None, ""
         for piece in [*TEXTS * 4, "Article: Shar", "es fell", ".\nAns", "wer:", " ", "World", "\n", "\n"]:
             node, text = session.extend(node, piece), text + piece
-            assert session._tree.ids_of(node.path).tolist() == bundled.tokenizer(text)["input_ids"]
+            assert session.ids_of(node).tolist() == bundled.tokenizer(text)["input_ids"]
         assert session.num_whole_texts == 0
         assert session._shared is not None
         before = session._shared.num_characters  # the first texts were read whole besides
@@ -393,7 +393,11 @@ def test_where_a_tokenizer_bounds_no_seam_texts_are_read_whole_and_counted() -> 
         ),
         (lambda s, n: s.loglikelihood([(n, None)]), "of request 0 continuation 0 is None; give text or a list"),
         (lambda s, n: s.loglikelihood([(n, "text")]), "text is scored after nodes of text"),
-        (lambda s, n: s.next_token([n], top=0), "top is 0; give 1 to"),
+        (lambda s, n: s.next_token([n], top=0.5), "top is 0.5; give 1 to"),
+        (lambda s, n: s.hidden_states([n], layers=["a"]), "layer a is not there: the model's are 0"),
+        (lambda s, n: s.generate([n], stop=5), "stop is 5; give a text, or a list of texts"),
+        (lambda s, n: s.next_token([n], progress=3), "progress is 3; give a function"),
+        (lambda s, n: s.extend(None, b"text"), "decode bytes to text"),
         (lambda s, n: s.loglikelihood([(s.extend(None, []), [3])]), "a continuation needs a token before it"),
         (lambda s, n: s.loglikelihood([(s.extend(None, [3] * 60), [3])]), "has no room in the session's memory"),
         (lambda s, n: (s.close(), s.next_token([n])), "the session, or its engine, is closed"),
@@ -576,7 +580,7 @@ def test_a_growing_tree_keeps_whole_beginnings(steps: list[tuple[list[int], bool
         assert len(tree) == len(known)
         assert tree.ids_of(path).tolist() == tokens
         missing = path[tree.slots_of(path) < 0]
-        assert tree.hold(missing, path)
+        assert tree.hold(missing, [path])
         assert (tree.slots_of(path) >= 0).all()
         if is_released:
             tree.release(path)
@@ -586,7 +590,7 @@ def test_a_growing_tree_keeps_whole_beginnings(steps: list[tuple[list[int], bool
         parents = tree._parent[held]
         assert ((parents == 0) | (tree.slots_of(parents) >= 0)).all()
     whole = tree.insert(np.empty(0, np.int64), np.arange(11, dtype=np.int32))
-    assert not tree.hold(whole, whole)
+    assert not tree.hold(whole, [whole])
 
 
 def test_the_bundled_tokenizer_cuts_texts() -> None:

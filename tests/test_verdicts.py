@@ -15,6 +15,7 @@ from iclperm.cli import main as cli
 from iclperm.errors import ConfigError, DataError, RequestError, RunError, RunInterrupted
 from iclperm.reference import curves as curve_oracle
 from iclperm.reference import deciding as oracle
+from iclperm.runs import deciding
 from iclperm.runs.limits import WorkLimits
 from iclperm.stats import verdicts as module
 from iclperm.study.precision import parse_precision
@@ -253,6 +254,18 @@ class TestARun:
         assert again.digest == run.digest
         assert iclperm.verify(tmp_path / "run").damage == []
 
+    def test_a_run_goes_on_under_the_rule_that_began_it(self, tmp_path, monkeypatch):
+        study = Study(**SIZES, **WANTED)
+
+        def progress(done, total):
+            raise KeyboardInterrupt
+
+        with pytest.raises(RunInterrupted):
+            iclperm.run(study, tmp_path / "run", progress=progress, limits=LIMITS)
+        monkeypatch.setattr(deciding, "RULE_VERSION", 2)
+        with pytest.raises(RunError, match="began under version 1 of the rule by which trajectories are asked"):
+            iclperm.run(study, tmp_path / "run", limits=LIMITS)
+
     def test_memory_decides_the_same_and_a_finished_run_is_opened(self, found):
         path, run, _ = found
         memory = iclperm.run(Study(**SIZES, **WANTED))
@@ -290,9 +303,7 @@ class TestARun:
             iclperm.compare([run, run])
         with pytest.raises(RunError, match="precision is"):
             iclperm.run(Study(**SIZES, precision="plateaus +- 0.05"), path / "run")
-        with pytest.raises(
-            RunError, match=r"most.queries is 640 there and 700 here\. A run that stops by"
-        ):
+        with pytest.raises(RunError, match=r"most.queries is 640 there and 700 here\. A run that stops by"):
             iclperm.run(Study(**{**SIZES, "queries": 700}, **WANTED), path / "run", extend=True)
 
 

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from iclperm.engine.executor import Progress, Report
 from iclperm.engine.kernels.launching import device_failure
 from iclperm.engine.plain_model import PlainModel
-from iclperm.errors import is_of_a_device, is_out_of_memory
+from iclperm.errors import RequestError, is_of_a_device, is_out_of_memory
 
 
 class Calls:
@@ -26,6 +26,8 @@ class Calls:
 
         ``progress`` is told once more at the end, done and expected being equal.
         """
+        if progress is not None and not callable(progress):
+            raise RequestError(f"progress is {progress!r}; give a function of tokens done and expected, or None")
         report = self.last = Report(gemm_rate=gemm_rate, progress=progress)
         started = time.perf_counter()
         try:

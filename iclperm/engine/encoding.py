@@ -132,7 +132,7 @@ class Encoder:
         beginning of a query, two words of either: no merge of any tokenizer in use reaches farther. Cost: about the
         characters of the tree of contexts, of the queries, and some dozens for each ending with each beginning.
         """
-        ends, heads = _classes([_tail(context) for context in contexts]), _classes([_head(query) for query in queries])
+        ends, heads = _classes([tail(context) for context in contexts]), _classes([_head(query) for query in queries])
         lead = min(np.flatnonzero(ends == np.argmax(np.bincount(ends))).tolist(), key=lambda each: len(contexts[each]))
         context_ids = self._cut(contexts, queries[0] + labels[0][0])
         parts = self._after(contexts[lead], context_ids[lead], queries, labels)
@@ -271,6 +271,13 @@ def _at_a_word(context: str, continuation: str) -> tuple[str, str]:
     return context.rstrip(), context + continuation
 
 
+def token_ids(given: Text, what: str) -> TokenArray:
+    """Given token ids, int32; raises `RequestError` for text, which is not taken beside ids."""
+    if isinstance(given, str):
+        raise RequestError(f"{what} {given[:40]!r} is text beside token ids; give all as one or the other")
+    return Rows.of([given], what).tokens
+
+
 def split_at_labels(ids: list[TokenArray]) -> tuple[TokenArray, list[TokenArray]]:
     """A prompt and its labels, cut at the last token that all agree on; given are its ids and the joint ones."""
     alone, *joint = ids
@@ -284,7 +291,7 @@ def _common(a: TokenArray, b: TokenArray) -> int:
     return int(differs[0]) if differs.size else n
 
 
-def _tail(text: str) -> str:
+def tail(text: str) -> str:
     """The last two words with the white space around them."""
     words = text.rsplit(None, 2)
     return text if len(words) < 3 else text[len(words[0]) :]

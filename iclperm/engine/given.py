@@ -17,7 +17,9 @@ def listed(given: Iterable[Any], what: str) -> Sequence[Any]:
         return given  # type: ignore[return-value]
     if isinstance(given, set | frozenset):
         raise RequestError(f"a list of {what} is needed, and {shortly(given)} has no order; give a list")
-    if isinstance(given, str | bytes | Mapping) or not hasattr(given, "__iter__"):
+    if isinstance(given, bytes):
+        raise RequestError(f"a list of {what} is needed, not {shortly(given)}; decode bytes to text")
+    if isinstance(given, str | Mapping) or not hasattr(given, "__iter__"):
         raise RequestError(f"a list of {what} is needed, not {shortly(given)}; put it in brackets")
     return list(given)
 

@@ -8,6 +8,7 @@ nothing is in the pool are evicted, so what is left of a path always begins at i
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Iterable
 from heapq import heapify, heappop, heappush
 from typing import Generic, TypeVar
 from weakref import KeyedRef
@@ -87,8 +88,9 @@ class GrowingTree:
         """A path is used now."""
         self._worth[path] = self._clock + self._cost(path)
 
-    def hold(self, tokens: IntArray, pinned: IntArray) -> bool:
-        """Give tokens slots, evicting what is not ``pinned`` if need be; False if there is no room even so."""
+    def hold(self, tokens: IntArray, pinned: Iterable[IntArray]) -> bool:
+        """Give tokens slots, evicting what is on none of the paths ``pinned`` if need be; False if there is no room
+        even so."""
         if not self._make_room(tokens.size, pinned):
             return False
         self._slot[tokens] = _listed(self._slots.take(tokens.size))
@@ -145,12 +147,13 @@ class GrowingTree:
         """What making tokens again costs, in forward passes of one: attention adds its part with the position."""
         return 1.0 + self._depth[tokens] / 4096.0
 
-    def _make_room(self, count: int, pinned: IntArray) -> bool:
+    def _make_room(self, count: int, pinned: Iterable[IntArray]) -> bool:
         missing = count - (self.num_slots - self._slots.num_used)
         if missing <= 0:
             return True
         is_pinned = np.zeros(self._size, bool)
-        is_pinned[pinned] = True
+        for path in pinned:
+            is_pinned[path] = True
         resident = np.flatnonzero(self._slot[: self._size] != _NO_SLOT)
         if np.count_nonzero(~is_pinned[resident]) < missing:
             return False

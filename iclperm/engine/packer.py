@@ -91,7 +91,7 @@ class Packer:
         fed = path[is_fed][: self._room - self._size]
         new = fed[self._tree.slots_of(fed) < 0]
         self._new.append(new)
-        if not self._tree.hold(new, np.concatenate([path, *self._pinned])):
+        if new.size and not self._tree.hold(new, [path, *self._pinned]):
             self._new.pop()
             if not self.is_empty:
                 return False

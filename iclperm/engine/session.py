@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from iclperm.engine.encoding import Encoder, split_at_labels
+from iclperm.engine.encoding import Encoder, split_at_labels, token_ids
 from iclperm.engine.executor import Progress, Report
 from iclperm.engine.forward import KvPool
 from iclperm.engine.given import listed, pieces, shortly
@@ -28,6 +28,7 @@ from iclperm.engine.pack_rows import PackRows, running
 from iclperm.engine.packer import Packer, PackPairs, WantedPath, filled, tokens_naive
 from iclperm.engine.sampling import Sampling
 from iclperm.engine.scores import INVALID, OK, Scores, by_query
+from iclperm.engine.seams import Seams
 from iclperm.engine.shared_text import SpannedText
 from iclperm.engine.texts import DEFAULT_MAX_NEW_TOKENS, LENGTH, Ending, Generations
 from iclperm.engine.tree import Ids, IntArray, Rows, TokenArray
@@ -46,10 +47,11 @@ FloatArray = npt.NDArray[np.float32]
 class Node:
     """A point in a session's tree: what comes after some tokens. Equal tokens are one node; it is of one session.
 
-    ``text`` is what it was made of, None of token ids.
+    ``text`` is what it was made of, None of token ids; `Session.ids_of` gives the ids.
     """
 
     path: IntArray = field(compare=False)
+    """Numbers of its tokens in the session's tree; no ids."""
     number: int
     owner: object
     text: str | None = None
@@ -103,6 +105,7 @@ class Session:
         self._kept: torch.Tensor | None = None  # by slot, what comes out of the model after a token that was read after
         self._pack_tokens, self._max_tokens = pack_tokens, max_tokens
         self._shared = encoder.sharing(is_strict=True)
+        self._seams = Seams(is_known=self._shared is not None and self._shared.are_bounded)
         self._totals = Report()
 
     def __enter__(self) -> Session:
@@ -156,6 +159,10 @@ class Session:
             return self._own(self._of_text(above, ("" if above is None or above.text is None else above.text) + more))
         ids = Rows.of([listed(more, "token ids")], "extension").tokens
         return self._own(self._node(np.empty(0, np.int64) if above is None else above.path, ids))
+
+    def ids_of(self, node: Node) -> TokenArray:
+        """The token ids of a node, int32 [N], BOS included."""
+        return self._tree.ids_of(self._own(node).path)
 
     @alone
     def score(
@@ -214,7 +221,7 @@ class Session:
     def next_token(self, nodes: Sequence[Node], top: int = 10, *, progress: Progress | None = None) -> NextTokens:
         """The ``top`` likeliest next tokens of each node. Cost: as of ``score``."""
         vocab_size = self._model.vocab_size
-        if not 1 <= top <= vocab_size:
+        if not isinstance(top, int | np.integer) or not 1 <= top <= vocab_size:
             raise RequestError(f"top is {top}; give 1 to {vocab_size}, the model's token ids")
         nodes = self._nodes(nodes)
         ids, logprob = np.full((len(nodes), top), -1, np.int32), np.full((len(nodes), top), np.nan, np.float32)
@@ -255,8 +262,8 @@ class Session:
         """
         model, nodes = self._model, self._nodes(nodes)
         count = model.num_layers + 1
-        numbers = list(range(count)) if layers is None else [int(each) for each in listed(layers, "layers")]
-        if others := [number for number in numbers if not -count <= number < count]:
+        numbers = list(range(count)) if layers is None else list(listed(layers, "layers"))
+        if others := [one for one in numbers if not isinstance(one, int | np.integer) or not -count <= one < count]:
             raise RequestError(f"layer {others[0]} is not there: the model's are 0 (the embedding) to {count - 1}")
         seen: dict[int, torch.Tensor] = {}
         found: torch.Tensor | None = None
@@ -429,18 +436,21 @@ class Session:
         if len({isinstance(each, str) for each in continuations}) > 1:
             raise RequestError("continuations mix text and token ids; give all as one or the other")
         if isinstance(continuations[0], str):
+            labels = [str(each) for each in continuations]
             if node.text is None or not (query is None or isinstance(query, str)):
                 raise RequestError("text is scored after nodes of text; give token ids after nodes of token ids")
             assert node.spans is not None
+            if (known := self._seams.get(node.text, query, labels)) is not None:
+                asked = self._node(node.path, known.query)
+                return [self._after(asked, row) for row in known.continuations]
             prompt = node.text + (query or "")
-            alone, *joint = self._spans(
-                [prompt, *(prompt + str(each) for each in continuations)], {node.text: node.spans}
-            )
+            alone, *joint = self._spans([prompt, *(prompt + each for each in labels)], {node.text: node.spans})
             begin, rows = split_at_labels([alone.ids, *(each.ids for each in joint)])
+            self._seams.see(node.text, query, labels, node.spans.ids, begin, rows)
             asked = self._going_on(node, np.concatenate([self._encoder.added, begin]))
             return [self._after(asked, row) for row in rows]
-        asked = node if query is None else self._node(node.path, _ids(query, "query"))
-        return [self._after(asked, _ids(each, "continuation")) for each in continuations]
+        asked = node if query is None else self._node(node.path, token_ids(query, "query"))
+        return [self._after(asked, token_ids(each, "continuation")) for each in continuations]
 
     def _after(self, prompt: Node, ids: TokenArray) -> WantedPath:
         """The log-probabilities of ids right after a prompt."""
@@ -585,9 +595,3 @@ class Session:
             packer.has_run = True
         report.seconds["forward"] += time.perf_counter() - started
         report.count(pack, tree)  # whose progress may raise
-
-
-def _ids(given: Text, what: str) -> TokenArray:
-    if isinstance(given, str):
-        raise RequestError(f"{what} {given[:40]!r} is text beside token ids; give all as one or the other")
-    return Rows.of([given], what).tokens

@@ -58,6 +58,11 @@ class SharedTexts:
         self.num_characters = 0
         self.num_whole = 0
 
+    @property
+    def are_bounded(self) -> bool:
+        """Whether ids of a text depend on no more than some words before it, as far as was seen."""
+        return not self._is_whole
+
     def __call__(self, texts: Sequence[str], known: Mapping[str, SpannedText] | None = None) -> list[SpannedText]:
         """The ids of each text, as if it were tokenised alone; ``known`` are those of texts that others may begin with.
 

@@ -83,6 +83,8 @@ class Ending:
 
     def __init__(self, max_new_tokens: int, stop: str | Sequence[str], eos_ids: Iterable[int], tokenizer: Any) -> None:
         self.max_new_tokens = max_new_tokens
+        if not isinstance(stop, str | Iterable | None):
+            raise RequestError(f"stop is {stop!r}; give a text, or a list of texts")
         self.stop = (stop,) if isinstance(stop, str) else tuple(stop or ())
         self.eos_ids = frozenset(eos_ids)
         self._tokenizer = tokenizer

@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from iclperm.errors import ConfigError
+from iclperm.errors import ConfigError, RunError
 from iclperm.runs.setting import ResolvedStudy
 from iclperm.runs.waves import Ask, Decision
-from iclperm.stats.verdicts import Verdicts, claims_of, looks_until, sequential_verdicts
+from iclperm.stats.verdicts import RULE_VERSION, Verdicts, claims_of, looks_until, sequential_verdicts
 
 if TYPE_CHECKING:
     from iclperm.runs.read import ContextAnswers
@@ -36,9 +36,10 @@ class Deciding:
     """After how many queries trajectories are looked at."""
 
     @classmethod
-    def of(cls, work: Work) -> Deciding:
+    def of(cls, work: Work, before: Sequence[Decision]) -> Deciding:
         """That of a study laid out at its most queries; raises `ConfigError` for a number of demonstrations that it
-        lacks, and where a class is so short that queries would be asked twice."""
+        lacks, and where a class is so short that queries would be asked twice, and `RunError` for a run under way that
+        another version of the rule began."""
         setting, wanted = work.setting, work.setting.study.wanted
         assert wanted is not None
         shots, test = setting.design.shots, setting.design.queries[0]
@@ -60,6 +61,12 @@ class Deciding:
                 f"{setting.study.queries:,} queries, so that some would count twice; ask for {most:,} at most"
                 + (", or set balance to natural" if are_there else "")
             )
+        if before and not before[-1].is_last and (version := before[0].known.get("rule")) != RULE_VERSION:
+            raise RunError(
+                f"this run began under version {version} of the rule by which trajectories are asked, and this iclperm "
+                f"asks by version {RULE_VERSION}; finish it with the iclperm that began it, or run the study into "
+                "another folder"
+            )
         return cls(setting, wanted.half_width, claims, looks_until(len(test.rows)))
 
     def first(self) -> Decision:
@@ -67,7 +74,7 @@ class Deciding:
         design = self.setting.design
         orderings, places = tuple(np.ndindex(design.num_sets, design.num_permutations)), range(len(design.shots))
         ask = Ask("test", tuple(range(self.looks[0])), orderings, tuple(places))
-        return Decision((ask,), {"looks": list(self.looks), "claims": list(self.claims)})
+        return Decision((ask,), {"looks": list(self.looks), "claims": list(self.claims), "rule": RULE_VERSION})
 
     def next(self, answers: ContextAnswers, before: Sequence[Decision], basis: str | None = None) -> Decision:
         """See `iclperm.runs.waves.Waves`."""

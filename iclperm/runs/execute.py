@@ -146,7 +146,7 @@ def _waves_of(work: Work, decided: Sequence[Decision]) -> Waves | None:
         return races_of(work, decided)
     if study.wanted is None:
         return None
-    return Deciding.of(work) if study.wanted.is_of_verdicts else Growing.of(work)
+    return Deciding.of(work, decided) if study.wanted.is_of_verdicts else Growing.of(work)
 
 
 @dataclass

@@ -27,6 +27,8 @@ MARGIN = 0.02
 standard deviation, the order sensitivity .0197 of arXiv 2511.09700). A gain that is smaller is lost in the order."""
 
 LEVEL = 0.05
+RULE_VERSION = 1
+"""Of `looks_until` and `sequential_verdicts`: a run that asks by them goes on under the version that began it."""
 FIRST_LOOK = 256
 """Queries after which trajectories are first looked at, where they are asked until each is decided: those of arXiv
 2503.22002, so that the averaged curve is no worse known."""
