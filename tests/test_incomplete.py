@@ -171,6 +171,19 @@ class TestAccuracy:
 
 
 class TestComponents:
+    def test_a_query_that_nobody_answered_has_no_part_in_the_weight_of_its_class(self):
+        generator = np.random.default_rng(0)
+        correct, present = generator.integers(0, 2, (3, 4, 9)).astype(np.uint8), np.ones((3, 4, 9), bool)
+        present[:, :, 8], present[0, 1, 5] = False, False
+        weights, classes = np.ones(9), np.arange(9) % 2
+        found = stats.variance_components(correct, ~present, weights=weights, classes=classes).sigma2
+        without = stats.variance_components(
+            correct[..., :8], ~present[..., :8], weights=weights[:8], classes=classes[:8]
+        ).sigma2
+        np.testing.assert_allclose(found, without, **CLOSE)
+        expected = oracle.weighted_components(correct.astype(float), present, weights, classes)
+        np.testing.assert_allclose((found.S, found.P, found.SP), expected, **CLOSE)
+
     @settings(max_examples=30)
     @given(studies())
     def test_agree_with_the_oracle(self, study):

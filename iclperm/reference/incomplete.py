@@ -158,7 +158,10 @@ def components(scores: FloatArray, present: Mask, weights: FloatArray) -> dict[s
 def weighted_components(
     scores: FloatArray, present: Mask, weights: FloatArray, classes: Array
 ) -> tuple[float, float, float]:
-    """σ²_S, σ²_P and σ²_SP of the weighted accuracy, class by class."""
+    """σ²_S, σ²_P and σ²_SP of the weighted accuracy, class by class; a query that nobody answered is none."""
+    answered = present.any(axis=(0, 1))
+    scores, present = scores[:, :, answered], present[:, :, answered]
+    weights, classes = weights[answered], classes[answered]
     num_sets, num_permutations, _ = scores.shape
     matrix, noise, table = np.zeros((num_sets, num_permutations)), np.zeros(3), np.zeros((3, 3))
     parts = []

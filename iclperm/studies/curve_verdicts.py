@@ -35,6 +35,7 @@ class AskedVerdicts:
     claims: tuple[int, ...]
     """The numbers of demonstrations from which plateaus were looked for."""
     margin: float
+    """Changes up to this are flat; units of accuracy."""
     looks: tuple[int, ...]
     """After how many queries trajectories were looked at; before the first look all were asked at every k."""
     undecided: tuple[tuple[int, ...], ...]
@@ -61,7 +62,11 @@ class AskedVerdicts:
         known, test = run.decisions[0]["known"], run.splits["test"]
         looks, claims = tuple(known["looks"]), tuple(known["claims"])
         undecided = tuple(tuple(decision["known"]["undecided"]) for decision in run.decisions[1:])
-        right = np.where(test.state == OK, test.correct, np.nan)
+
+        def right(place: int) -> FloatArray:
+            correct, state = test.correct[:, :, place], test.state[:, :, place]
+            return np.where(state == OK, correct, np.nan)
+
         return cls(
             claims=claims,
             margin=wanted.half_width,
@@ -69,8 +74,8 @@ class AskedVerdicts:
             undecided=undecided,
             verdicts=tuple(
                 sequential_verdicts(
-                    right[:, :, run.shots.index(k)],
-                    right[:, :, -1],
+                    right(run.shots.index(k)),
+                    right(-1),
                     looks,
                     num_looks=len(undecided),
                     margin=wanted.half_width,
