@@ -8,9 +8,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from iclperm.engine.encoding import tail
+from iclperm.engine.shared_text import is_checked
 from iclperm.engine.tree import TokenArray
-
-_CHECKED, _CHECKED_OF = 16, 128  # uses that are tokenised all the same, to see that they tell the truth
 
 
 class Joined(NamedTuple):
@@ -39,8 +38,7 @@ class Seams:
         if known is None:
             return None
         self._num_used += 1
-        is_checked = self._num_used <= _CHECKED or self._num_used % _CHECKED_OF == 0
-        return None if self._is_known and is_checked else known
+        return None if self._is_known and is_checked(self._num_used - 1) else known
 
     def see(
         self,

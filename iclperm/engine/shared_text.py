@@ -95,7 +95,7 @@ class SharedTexts:
     def _check(self, found: dict[str, SpannedText], joined: list[str]) -> None:
         """Some texts once more, whole: if one differs, none of this tokenizer's windows can be trusted."""
         before, self._num_joined = self._num_joined, self._num_joined + len(joined)
-        some = [text for place, text in enumerate(joined, before) if place < _CHECKED or place % _CHECKED_OF == 0]
+        some = [text for place, text in enumerate(joined, before) if is_checked(place)]
         if all(
             np.array_equal(found[text].ids, whole.ids) for text, whole in zip(some, self._encoded(some), strict=True)
         ):
@@ -116,6 +116,11 @@ class SharedTexts:
             )
             for ids, offsets in zip(encoded["input_ids"], encoded["offset_mapping"], strict=True)
         ]
+
+
+def is_checked(number: int) -> bool:
+    """Whether the ``number``-th ids, from 0 on, that were not read off their whole text are held against it."""
+    return number < _CHECKED or number % _CHECKED_OF == 0
 
 
 def _joined(before: SpannedText | None, window: SpannedText, text: str, begin: int, shared: int) -> SpannedText | None:

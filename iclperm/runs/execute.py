@@ -22,13 +22,7 @@ from iclperm.endpoint.keys import KeyHosts
 from iclperm.errors import DamagedItem, RunError, RunInterrupted, RunStopped
 from iclperm.runs.deciding import Deciding
 from iclperm.runs.finish import finish, finished
-from iclperm.runs.folder import (
-    RunFolder,
-    mend_format,
-    recorded_decisions,
-    recorded_extents,
-    refuse_other_choices,
-)
+from iclperm.runs.folder import RunFolder, mend_format, recorded_decisions, recorded_extents, refuse_other_choices
 from iclperm.runs.growing import Growing
 from iclperm.runs.layout import lay_out, with_wave
 from iclperm.runs.limits import DEFAULT, WorkLimits
@@ -293,14 +287,9 @@ def refuse_other_folder(path: Path, study: Study, extend: bool) -> None:
     if study.precision is None:
         _growths(path, recorded_extents(path, {}), study.extent, extend)
     elif (most := _most_there(path)) not in (None, study.extent):
-        changes = (
-            f"most.{key} is {most[key]} there and {size} here"
-            for key, size in study.extent.items()
-            if size != most[key]
-        )
         raise RunError(
-            f"{path} holds another run: {'; '.join(changes)}. A run that stops by itself does not grow; give another "
-            "folder, or put that back"
+            f"{path} holds another run: {_changes(most, study.extent, 'most.')}. A run that stops by itself does not "
+            "grow; give another folder, or put that back"
         )
 
 
@@ -312,6 +301,12 @@ def _most_there(path: Path) -> Any:
         return None
 
 
+def _changes(there: Mapping[str, int], here: Mapping[str, int], of: str = "") -> str:
+    """In which sizes ``of`` something a run that is there and a study differ."""
+    sizes = (f"{of}{key} is {there[key]} there and {size} here" for key, size in here.items() if size != there[key])
+    return "; ".join(sizes)
+
+
 def _growths(
     path: Path | None, there: list[dict[str, int]], here: Mapping[str, int], extend: bool
 ) -> list[dict[str, int]]:
@@ -319,9 +314,7 @@ def _growths(
     last = (there or [{}])[-1]
     if not there or last == here:
         return there[:-1]
-    changes = "; ".join(
-        f"{key} is {last[key]} there and {size} here" for key, size in here.items() if size != last[key]
-    )
+    changes = _changes(last, here)
     if any(size < last[key] for key, size in here.items()):
         raise RunError(f"{path} holds a larger run: {changes}; ask for at least that, or give another folder")
     if not extend:
