@@ -27,7 +27,7 @@ from token_efficiency import model as qwen2_25m
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from iclperm.engine import Engine, Node
-from iclperm.engine.kernels.linear import linear
+from iclperm.engine.kernels.linear import MatrixProduct
 from iclperm.engine.shapes import padded_rows
 
 PIECES, PIECE, QUERY, LABELS = 16, 48, 40, 4
@@ -66,22 +66,23 @@ def loops(engine: Engine, vocab: int) -> list[dict[str, Any]]:
 
 
 def products(engine: Engine) -> Callable[[], object]:
-    """Every linear layer of the body at a query's rows, and the head at one, padded as the engine does."""
+    """Every linear layer of the body at a query's rows, the head at one, padded as the engine does, by the library."""
     served = engine._model
     decoder = served.fused_decoder()
     assert decoder is not None
     rows = padded_rows(QUERY, served.device)
-    inputs: dict[int, torch.Tensor] = {}
-    matrices = [pair for layer in decoder.layers for pair in layer.products]
-    for module, _ in matrices:
-        inputs.setdefault(module.in_features, torch.randn(rows, module.in_features).to(served.dtype))
-    last = torch.randn(1, served.facts.hidden_size).to(served.dtype)
+    matrices = [MatrixProduct.of(*pair) for layer in decoder.layers for pair in layer.products]
+    head = MatrixProduct.of(served.model.get_output_embeddings(), is_head=True)
+    inputs = {
+        each.weight.shape[1]: torch.randn(rows, each.weight.shape[1]).to(served.dtype) for each in (*matrices, head)
+    }
+    last = inputs[head.weight.shape[1]][: padded_rows(1, served.device)]
 
     @torch.inference_mode()
     def run() -> None:
-        for module, outputs in matrices:
-            linear(module, inputs[module.in_features], outputs)
-        served._logits(last)
+        for each in matrices:
+            each.by_library(inputs[each.weight.shape[1]])
+        head.by_library(last)
 
     return run
 

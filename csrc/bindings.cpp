@@ -16,6 +16,7 @@
 #include "plan.hpp"
 #include "prefix_tree.hpp"
 #include "rowwise.hpp"
+#include "thin_product.hpp"
 #include "tree_attention.hpp"
 
 namespace py = pybind11;
@@ -511,6 +512,38 @@ py::tuple head_rows(const py::array& logits, const Vector<std::int64_t>& pair_ro
   return py::make_tuple(logsumexp, argmax, finite, gathered);
 }
 
+void thin_product(const py::array& x, const py::array& weight, py::array& out, const std::optional<py::array>& bias,
+                  std::int64_t block, bool bias_first, int num_threads) {
+  constexpr iclperm::Element element = iclperm::Element::float32;
+  const auto x_strides = strides_of(x, 2, element, "x");
+  const auto weight_strides = strides_of(weight, 2, element, "weight");
+  const auto out_strides = strides_of(out, 2, element, "out");
+  ICLPERM_REQUIRE(weight.shape(1) == x.shape(1) && x.shape(1) > 0,
+                  "weight has shape " + shape_text(weight) + " and x " + shape_text(x) +
+                      "; as many columns in both, and one at least, are needed");
+  ICLPERM_REQUIRE(out.shape(0) == x.shape(0) && out.shape(1) == weight.shape(0),
+                  "out has shape " + shape_text(out) + "; x " + shape_text(x) + " and weight " + shape_text(weight) +
+                      " ask for a row of each and a column of the other");
+  if (bias) strides_of(*bias, 1, element, "bias");
+  ICLPERM_REQUIRE(!bias || bias->shape(0) == weight.shape(0), "bias has shape " + shape_text(*bias) + "; weight " +
+                                                                  shape_text(weight) + " asks for an entry of each row");
+  const iclperm::ThinProduct call{.num_rows = x.shape(0),
+                                  .num_columns = x.shape(1),
+                                  .num_outputs = weight.shape(0),
+                                  .x = static_cast<const float*>(x.data()),
+                                  .x_stride = x_strides[0],
+                                  .weight = static_cast<const float*>(weight.data()),
+                                  .weight_stride = weight_strides[0],
+                                  .bias = bias ? static_cast<const float*>(bias->data()) : nullptr,
+                                  .bias_first = bias_first,
+                                  .block = block,
+                                  .y = static_cast<float*>(writable(out, "out")),
+                                  .y_stride = out_strides[0]};
+  const iclperm::Isa isa = iclperm::selected_isa();
+  const py::gil_scoped_release release;
+  iclperm::thin_product(call, isa, num_threads);
+}
+
 void bind_kernels(py::module_& module) {
   module.def("isa", [] { return iclperm::isa_name(iclperm::selected_isa()); });
   module.def("available_isas", [] {
@@ -534,6 +567,10 @@ void bind_kernels(py::module_& module) {
              py::arg("sum") = py::none(), py::kw_only(), py::arg("eps"), py::arg("num_threads") = 1);
   module.def("rotate", &rotate, py::arg("x"), py::arg("cosines"), py::arg("sines"), py::kw_only(),
              py::arg("neighbours") = false, py::arg("num_threads") = 1);
+  module.def("has_fused_products", [] { return iclperm::has_fused_products(iclperm::selected_isa()); });
+  module.def("thin_product", &thin_product, py::arg("x"), py::arg("weight"), py::arg("out"),
+             py::arg("bias") = py::none(), py::kw_only(), py::arg("block"), py::arg("bias_first") = false,
+             py::arg("num_threads") = 1);
   module.def("head_rows", &head_rows, py::arg("logits"), py::arg("pair_row"), py::arg("pair_id"), py::kw_only(),
              py::arg("softcap") = 0.0f, py::arg("num_threads") = 1);
 }

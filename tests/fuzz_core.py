@@ -199,6 +199,19 @@ def head_rows(case: Case) -> dict[str, Any]:
     }
 
 
+def thin_product(case: Case) -> dict[str, Any]:
+    rows, columns, outputs = case.count(1, 70), case.choose(1, 7, 16, 33, 200), case.choose(1, 12, 95, 97, 200)
+    return {
+        "x": case.elements(rows, columns, kind=np.float32),
+        "weight": case.elements(outputs, columns, kind=np.float32),
+        "out": case.elements(rows, outputs, kind=np.float32),
+        "bias": case.elements(outputs, kind=np.float32) if case.chance(0.5) else None,
+        "block": case.choose(1, 10, columns, 192),
+        "bias_first": case.chance(0.5),
+        "num_threads": _threads(case),
+    }
+
+
 def build_tree(case: Case) -> dict[str, Any]:
     tokens, offsets = case.rows()
     marks = [case.rng.integers(0, length + 1, case.count(0, 3)) for length in np.diff(offsets)]
@@ -236,6 +249,7 @@ def _of_a_plan(case: Case) -> dict[str, Any]:
 
 
 RECIPES: dict[str, Callable[[Case], dict[str, Any]]] = {
+    "has_fused_products": _nothing,
     "isa": _nothing,
     "available_isas": _nothing,
     "thread_backend": _nothing,
@@ -245,6 +259,7 @@ RECIPES: dict[str, Callable[[Case], dict[str, Any]]] = {
     "layer_norm": layer_norm,
     "rotate": rotate,
     "head_rows": head_rows,
+    "thin_product": thin_product,
     "build_tree": build_tree,
     "build_requests": Case.requests,
     "PrefixTree.check": _of_a_tree,
@@ -257,12 +272,12 @@ RECIPES: dict[str, Callable[[Case], dict[str, Any]]] = {
 OWNERS = {"PrefixTree": _of_a_tree, "Plan": _of_a_plan}
 WRITTEN = {
     "tree_attention": ["out"], "activate": ["out"], "rms_norm": ["out", "sum"], "layer_norm": ["out", "sum"],
-    "rotate": ["x"],
+    "rotate": ["x"], "thin_product": ["out"],
 }  # fmt: skip
 """The arguments that a call writes to."""
 _WEIGHTS = {"tree_attention": 16, **dict.fromkeys(("build_tree", "build_requests", "Plan.__init__", "Plan.packs"), 8)}
 _WEIGHTS |= dict.fromkeys(
-    ("activate", "rms_norm", "layer_norm", "rotate", "head_rows", "Plan.held_after", "Plan.predict"), 6
+    ("activate", "rms_norm", "layer_norm", "rotate", "head_rows", "thin_product", "Plan.held_after", "Plan.predict"), 6
 )
 
 

@@ -106,6 +106,11 @@ def rotate(cosines: Array, sines: Array) -> None:
     _core.rotate(zeros(3, 1, 4), cosines, sines)
 
 
+def thin(**changes: object) -> None:
+    arguments: dict[str, Any] = {"x": zeros(3, 4), "weight": zeros(5, 4), "out": zeros(3, 5), "block": 4}
+    _core.thin_product(**(arguments | changes))
+
+
 def head(rows: tuple[int, ...], ids: tuple[int, ...], num_columns: int = 3, **options: Any) -> None:
     _core.head_rows(zeros(2, num_columns), ints(*rows), ints(*ids), **options)
 
@@ -266,6 +271,18 @@ REFUSALS = {
             r"there is no activation '\udcff'; give one of: silu gelu_tanh gelu_erf",
             lambda: _core.activate("\udcff", zeros(2, 3), zeros(2, 3)),
         ),
+        *(
+            Refusal(
+                f"weight has shape {shape} and x {rows.shape}; as many columns in both, and one at least, are needed",
+                lambda shape=shape, rows=rows: thin(x=rows, weight=zeros(*shape)),
+            )
+            for shape, rows in [((5, 3), zeros(3, 4)), ((5, 0), zeros(3, 0))]
+        ),
+        Refusal(
+            "out has shape (3, 4); x (3, 4) and weight (5, 4) ask for a row of each and a column of the other",
+            lambda: thin(out=zeros(3, 4)),
+        ),
+        Refusal("bias has shape (4,); weight (5, 4) asks for an entry of each row", lambda: thin(bias=zeros(4))),
         Refusal("k_new has head dimension 8 and q 0; they must be equal", lambda: attention(q=zeros(5, 4, 0))),
         Refusal("out is read-only", lambda: attention(out=read_only(5, 4, 8))),
         Refusal("sum is read-only", lambda: norm(sum=read_only(3, 4))),
@@ -333,6 +350,9 @@ REFUSALS = {
             for name in ("avx2", "avx512", "avx512_bf16")
             if name not in _core.available_isas()
         ),
+    ],
+    "thin_product.cpp": [
+        Refusal("block is 0; give 1 at least", lambda: thin(block=0)),
     ],
     "parallel.cpp": [
         *(
@@ -474,6 +494,10 @@ REFUSALS = {
 
 # Throws that no call from Python gets to, and why they stay.
 OUT_OF_REACH = {
+    "thin_product.cpp": {
+        "x has 274877906944 rows, more than any memory holds": "takes a file of a terabyte that is never filled: "
+        "test_thin_products.py"
+    },
     "plan.cpp": {
         "the deepest path and eight more are 2147483648 tokens; positions end at 2^31 - 1": "takes trees of 2^31 "
         "tokens: over 20 GiB of memory",

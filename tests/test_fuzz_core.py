@@ -39,4 +39,4 @@ def test_no_argument_ends_the_process_or_is_refused_unclearly(tmp_path: Path) ->
     served = dict(re.findall(r"^(\S+):.* served (\d+)$", run.stdout, re.MULTILINE))
     refused = dict(re.findall(r"^(\S+):.*RequestError (\d+)", run.stdout, re.MULTILINE))
     assert served.keys() == fuzz_core.bindings().keys()  # each ran with right arguments, too
-    assert refused.keys() >= served.keys() - {"isa", "available_isas", "thread_backend"}
+    assert refused.keys() >= served.keys() - {"isa", "available_isas", "has_fused_products", "thread_backend"}

@@ -4,22 +4,35 @@ torch sends float32 products on a CPU to MKL, which on AMD's processors keeps to
 15-25 % slower than oneDNN. With AVX2 alone it is the faster one in layers, but not for the many outputs of the head
 (benchmarks/products.py). Its rows can change their last bits below 8 rows a thread; oneDNN's do not from 2 rows on. In
 bfloat16 torch takes oneDNN itself.
+
+Of few rows either reaches a third to two thirds of what the processor can do. Both add up float32 by a plain rule,
+chains of fused multiplications over blocks of columns, so few rows are multiplied by a kernel of our own
+(csrc/thin_product.hpp) in the very order that the library was found to have: the same bits, sooner.
 """
 
 from __future__ import annotations
 
 import platform
+from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, cached_property
 
+import numpy as np
 import torch
 from torch import nn
 
 from iclperm import _core
+from iclperm.engine.kernels.attention import as_numpy
+from iclperm.engine.shapes import padded_rows
 
 _X86 = ("x86_64", "AMD64")
 _DTYPES = (torch.float32, torch.bfloat16)
 _ALL = slice(None)
+FEW_ROWS = 64
+"""Up to as many our own kernel is the faster one, or nearly as fast."""
+_BLOCKS = (192, 256, 384, 512, 768, 1024, 2048)  # of columns: MKL's is 192, oneDNN's 1,024 with AVX2
+_TRIED_OUTPUTS = 96
+_FEWEST_COLUMNS = 16  # with fewer, orders can hardly be told apart
 
 
 def uses_onednn(device: torch.device, dtype: torch.dtype, *, is_head: bool = False) -> bool:
@@ -44,10 +57,18 @@ def _has_bfloat16() -> bool:
 
 
 @dataclass(frozen=True)
+class SumOrder:
+    """How a float32 product is added up: chains over ``block`` columns, one after the other, the bias first or last."""
+
+    block: int
+    bias_first: bool
+
+
+@dataclass(frozen=True)
 class MatrixProduct:
     """x [M, H] @ weight.T + bias [M, N] of an unhooked module's numbers, or those ``outputs`` of the N alone.
 
-    They are the module's of when this was made, wherever they lie.
+    They are the module's of when this was made, wherever they lie. A row's bits are the same however many there are.
     """
 
     weight: torch.Tensor
@@ -65,10 +86,81 @@ class MatrixProduct:
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         """Of x [M, H]."""
+        if x.shape[0] <= FEW_ROWS and (order := self.order) is not None:
+            return self.in_order(x, order)
+        return self.by_library(x)
+
+    def by_library(self, x: torch.Tensor) -> torch.Tensor:
+        """Of x [M, H], by oneDNN or torch."""
         if not self.is_onednn:
             return nn.functional.linear(x, self.weight, self.bias)
         product: torch.Tensor = torch.ops.mkldnn._linear_pointwise(x, self.weight, self.bias, "none", [], "")
         return product
+
+    def in_order(self, x: torch.Tensor, order: SumOrder) -> torch.Tensor:
+        """Of float32 x [M, H], by our kernel for few rows."""
+        out = torch.empty((x.shape[0], self.weight.shape[0]), dtype=x.dtype, device=x.device)
+        weight, bias = self._arrays
+        _core.thin_product(
+            as_numpy(x),
+            weight,
+            as_numpy(out),
+            bias,
+            block=order.block,
+            bias_first=order.bias_first,
+            num_threads=torch.get_num_threads(),
+        )
+        return out
+
+    @cached_property
+    def _arrays(self) -> tuple[np.ndarray, np.ndarray | None]:
+        return as_numpy(self.weight.detach()), None if self.bias is None else as_numpy(self.bias.detach())
+
+    @cached_property
+    def order(self) -> SumOrder | None:
+        """That of the library for a product of this shape, found out once; None where our kernel does not know it.
+
+        Cost, the first time: the library's product of the fewest rows that it is run with, and ours.
+        """
+        weight, bias = self.weight, self.bias
+        if weight.device.type != "cpu" or weight.dtype != torch.float32 or not _core.has_fused_products():
+            return None
+        if weight.stride(1) != 1 or weight.data_ptr() % 4 or (bias is not None and not bias.is_contiguous()):
+            return None
+        key = (self.is_onednn, *weight.shape, weight.stride(0), bias is not None, torch.get_num_threads(), _core.isa())
+        if key not in _ORDERS:
+            _ORDERS[key] = self._found_order()
+        return _ORDERS[key]
+
+    @torch.inference_mode()
+    def _found_order(self) -> SumOrder | None:
+        """The order that gives every bit of the library's product; None unless another order shows, too."""
+        num_columns = self.weight.shape[1]
+        if num_columns < _FEWEST_COLUMNS:
+            return None
+        generator = torch.Generator().manual_seed(0)
+        x = torch.randn(padded_rows(1, self.weight.device), num_columns, generator=generator)
+        wanted = self.by_library(x)
+        some = slice(min(_TRIED_OUTPUTS, self.weight.shape[0]))
+        part = MatrixProduct(self.weight[some], None if self.bias is None else self.bias[some], self.is_onednn)
+
+        def gives(order: SumOrder) -> bool:
+            return torch.equal(part.in_order(x, order), wanted[:, some])
+
+        if gives(SumOrder(num_columns // 2 - 1, bias_first=False)):
+            return None  # whatever the order: these numbers cannot tell
+        found = next(filter(gives, _orders(num_columns)), None)
+        return found if found is not None and torch.equal(self.in_order(x, found), wanted) else None
+
+
+_ORDERS: dict[tuple[object, ...], SumOrder | None] = {}
+
+
+def _orders(num_columns: int) -> Iterator[SumOrder]:
+    """Every order that is tried: whole rows, halves and blocks that libraries have."""
+    for block in dict.fromkeys((num_columns, *_BLOCKS, num_columns // 2)):
+        if block <= num_columns:
+            yield from (SumOrder(block, bias_first) for bias_first in (False, True))
 
 
 def linear(module: nn.Linear, x: torch.Tensor, outputs: slice = _ALL, *, is_head: bool = False) -> torch.Tensor:

@@ -1,0 +1,226 @@
+#include "simd.hpp"
+#include "thin_product.hpp"
+
+namespace iclperm::ICLPERM_ISA {
+namespace {
+
+// Vectors of rows in a pass, and sums that are open at once: what the registers hold beside those vectors and an entry of
+// the matrix.
+constexpr int VECS = 4;
+constexpr int SUMS = LANES == 16 ? 24 : 12;
+constexpr int MOST_OUTPUTS = 12;
+constexpr std::int64_t CACHED = 4096;  // floats of the rows' columns that stay in the nearest cache
+constexpr int LINE = 16;               // floats of a row of the matrix that are multiplied at a time
+
+inline std::int64_t min(std::int64_t a, std::int64_t b) { return a < b ? a : b; }
+inline std::int64_t max(std::int64_t a, std::int64_t b) { return a > b ? a : b; }
+
+template <int NUM_VECS>
+constexpr int OUTPUTS = SUMS / NUM_VECS < MOST_OUTPUTS ? SUMS / NUM_VECS : MOST_OUTPUTS;
+
+// Some columns of a block: chains go on, or begin, and are added where their block ends.
+struct Piece {
+  std::int64_t begin, end;
+  bool begins_block, ends_block;
+};
+
+inline Piece piece_at(std::int64_t begin, std::int64_t most, const ThinProduct& call) {
+  const std::int64_t block_begin = begin / call.block * call.block;
+  const std::int64_t block_end = min(block_begin + call.block, call.num_columns);
+  const std::int64_t end = min(begin + most, block_end);
+  return {begin, end, begin == block_begin, end == block_end};
+}
+
+// A line of each of NUM rows of the matrix, from column k on, as far as there are columns.
+template <int NUM>
+inline void bring(const float* weight, std::int64_t stride, std::int64_t k, std::int64_t depth, float (*lines)[LINE]) {
+  if (k + LINE <= depth) {
+#pragma GCC unroll 12
+    for (int n = 0; n < NUM; ++n) {
+#pragma GCC unroll 4
+      for (int i = 0; i < LINE; i += LANES) store(lines[n] + i, load(weight + n * stride + k + i));
+    }
+  } else {
+    for (int n = 0; n < NUM; ++n) {
+      for (std::int64_t i = 0; k + i < depth; ++i) lines[n][i] = weight[n * stride + k + i];
+    }
+  }
+}
+
+// NUM outputs of NUM_VECS vectors of rows over a piece. chains and sums [NUM, NUM_VECS LANES] are where the chains and
+// the sums of whole blocks stand; what comes next from memory is asked for on the way. The matrix is read through lines of
+// its rows that lie side by side: where they lie, rows of 1,024 columns share their place in the nearest cache.
+template <int NUM, int NUM_VECS>
+void multiply(const float* weight, std::int64_t stride, const float* columns, std::int64_t depth,
+              const float* next, bool begins, bool ends, bool is_first, float* chains,
+              float* sums) {
+  vfloat chain[NUM][NUM_VECS];
+#pragma GCC unroll 12
+  for (int n = 0; n < NUM; ++n) {
+#pragma GCC unroll 4
+    for (int v = 0; v < NUM_VECS; ++v)
+      chain[n][v] = begins ? vfloat{} : load(chains + (n * NUM_VECS + v) * LANES);
+  }
+  alignas(4 * LINE) float lines[2][NUM][LINE];  // of now, and of next: what was just stored is slow to read
+  bring<NUM>(weight, stride, 0, depth, lines[0]);
+  for (std::int64_t k = 0, now = 0; k < depth; k += LINE, now ^= 1) {
+#pragma GCC unroll 12
+    for (int n = 0; n < NUM; ++n) __builtin_prefetch(next + n * stride + k, 0, 2);
+    if (k + LINE < depth) bring<NUM>(weight, stride, k + LINE, depth, lines[now ^ 1]);
+    const std::int64_t count = min(LINE, depth - k);
+    for (std::int64_t i = 0; i < count; ++i) {
+      vfloat right[NUM_VECS];
+#pragma GCC unroll 4
+      for (int v = 0; v < NUM_VECS; ++v) right[v] = load(columns + ((k + i) * NUM_VECS + v) * LANES);
+#pragma GCC unroll 12
+      for (int n = 0; n < NUM; ++n) {
+        const vfloat left = splat(lines[now][n][i]);
+#pragma GCC unroll 4
+        for (int v = 0; v < NUM_VECS; ++v) chain[n][v] = fma(left, right[v], chain[n][v]);
+      }
+    }
+  }
+#pragma GCC unroll 12
+  for (int n = 0; n < NUM; ++n) {
+#pragma GCC unroll 4
+    for (int v = 0; v < NUM_VECS; ++v) {
+      const int at = (n * NUM_VECS + v) * LANES;
+      if (!ends) {
+        store(chains + at, chain[n][v]);
+      } else {
+        store(sums + at, is_first ? chain[n][v] : load(sums + at) + chain[n][v]);
+      }
+    }
+  }
+}
+
+using Multiply = void (*)(const float*, std::int64_t, const float*, std::int64_t, const float*, bool, bool, bool,
+                          float*, float*);
+
+template <int NUM_VECS, int... NUM>
+inline Multiply multiply_of(int num_outputs, std::integer_sequence<int, NUM...>) {
+  constexpr Multiply by_outputs[] = {multiply<NUM + 1, NUM_VECS>...};
+  return by_outputs[num_outputs - 1];
+}
+
+// Some vectors of rows, multiplied together: where they begin, how many rows they have room for, its multiply for each
+// number of outputs, and how many outputs these are at most.
+struct Pass {
+  std::int64_t first_row, width;
+  Multiply (*multiply)(int num_outputs);
+  int most_outputs;
+};
+
+template <int NUM_VECS>
+inline Pass pass_of(std::int64_t first_row) {
+  constexpr auto OF = [](int num_outputs) {
+    return multiply_of<NUM_VECS>(num_outputs, std::make_integer_sequence<int, OUTPUTS<NUM_VECS>>{});
+  };
+  return {first_row, NUM_VECS * LANES, OF, OUTPUTS<NUM_VECS>};
+}
+
+inline std::int64_t vectors(std::int64_t rows) { return (rows + LANES - 1) / LANES; }
+
+// The pass that begins at a row: as many vectors of all that are left as the passes that are left have on average.
+inline Pass pass_at(std::int64_t row, const ThinProduct& call) {
+  const std::int64_t left = vectors(call.num_rows - row), passes = (left + VECS - 1) / VECS;
+  switch ((left + passes - 1) / passes) {
+    case 1: return pass_of<1>(row);
+    case 2: return pass_of<2>(row);
+    case 3: return pass_of<3>(row);
+    default: return pass_of<4>(row);
+  }
+}
+
+// fma chains of a piece for outputs [begin, end) of a pass's rows; chains and sums of output `begin` come first.
+void multiply_piece(const ThinProduct& call, const Pass& pass, const Piece& piece, const float* columns,
+                    std::int64_t begin, std::int64_t end, bool is_first, float* chains, float* sums) {
+  const std::int64_t stride = call.weight_stride;
+  for (std::int64_t n = begin; n < end;) {
+    const int num = static_cast<int>(min(pass.most_outputs, end - n));
+    const std::int64_t following = n + num;
+    // The last outputs are followed by the first ones of the next piece, or by the next item's.
+    const bool is_last = following == end, goes_on = piece.end < call.num_columns;
+    const std::int64_t row = is_last && goes_on ? begin : min(following, call.num_outputs - num);
+    const std::int64_t column = !is_last ? piece.begin : goes_on ? piece.end : 0;
+    pass.multiply(num)(call.weight + n * stride + piece.begin, stride, columns + piece.begin * pass.width,
+                       piece.end - piece.begin, call.weight + row * stride + column, piece.begins_block,
+                       piece.ends_block, is_first, chains + (n - begin) * pass.width, sums + (n - begin) * pass.width);
+    n = following;
+  }
+}
+
+// What multiply_piece left, where it belongs.
+void write(const ThinProduct& call, const Pass& pass, std::int64_t begin, std::int64_t end, const float* sums) {
+  const bool adds_bias = call.bias != nullptr && !call.bias_first;
+  for (std::int64_t n = begin; n < end; n += LANES) {
+    const std::int64_t count = min(LANES, end - n);
+    for (std::int64_t place = 0; place < pass.width; place += LANES) {
+      vfloat tile[LANES] = {};
+      for (std::int64_t i = 0; i < count; ++i) {
+        tile[i] = load(sums + (n - begin + i) * pass.width + place);
+        if (adds_bias) tile[i] = tile[i] + call.bias[n + i];
+      }
+      transpose(tile);
+      const std::int64_t row = pass.first_row + place;
+      for (std::int64_t i = 0; i < LANES && row + i < call.num_rows; ++i)
+        store_some(call.y + (row + i) * call.y_stride + n, count, tile[i]);
+    }
+  }
+}
+
+}  // namespace
+
+std::int64_t thin_columns_size(const ThinProduct& call) { return vectors(call.num_rows) * LANES * call.num_columns; }
+
+std::int64_t thin_scratch_size(const ThinProduct& call) {
+  return 2 * THIN_OUTPUTS * vectors(call.num_rows) * LANES;
+}
+
+void thin_columns(const ThinProduct& call, float* columns) {
+  for (std::int64_t first = 0; first < call.num_rows;) {
+    const std::int64_t width = pass_at(first, call).width;
+    for (std::int64_t place = 0; place < width; place += LANES) {
+      for (std::int64_t k = 0; k < call.num_columns; k += LANES) {
+        vfloat tile[LANES] = {};
+        const std::int64_t row = first + place;
+        for (std::int64_t i = 0; i < LANES && row + i < call.num_rows; ++i)
+          tile[i] = load_some(call.x + (row + i) * call.x_stride + k, call.num_columns - k);
+        transpose(tile);
+        for (std::int64_t i = 0; i < LANES && k + i < call.num_columns; ++i)
+          store(columns + (k + i) * width + place, tile[i]);
+      }
+    }
+    columns += width * call.num_columns;
+    first += width;
+  }
+}
+
+void thin_outputs(const ThinProduct& call, const float* columns, std::int64_t begin, std::int64_t end,
+                  float* scratch) {
+  const bool starts_at_bias = call.bias != nullptr && call.bias_first;
+  const std::int64_t rows = vectors(call.num_rows) * LANES, outputs = end - begin;
+  float *const chains = scratch, *const sums = scratch + outputs * rows;
+  const std::int64_t most = max(LINE, CACHED / pass_at(0, call).width / LINE * LINE);
+  for (Piece piece{}; piece.end < call.num_columns;) {
+    piece = piece_at(piece.end, most, call);
+    for (std::int64_t row = 0; row < call.num_rows;) {
+      const Pass pass = pass_at(row, call);
+      float* const of_pass = sums + row * outputs;
+      if (starts_at_bias && piece.begin == 0) {
+        for (std::int64_t i = 0; i < outputs * pass.width; i += LANES)
+          store(of_pass + i, splat(call.bias[begin + i / pass.width]));
+      }
+      multiply_piece(call, pass, piece, columns + row * call.num_columns, begin, end,
+                     piece.begin < call.block && !starts_at_bias, chains + row * outputs, of_pass);
+      row += pass.width;
+    }
+  }
+  for (std::int64_t row = 0; row < call.num_rows;) {
+    const Pass pass = pass_at(row, call);
+    write(call, pass, begin, end, sums + row * outputs);
+    row += pass.width;
+  }
+}
+
+}  // namespace iclperm::ICLPERM_ISA

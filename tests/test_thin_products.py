@@ -1,0 +1,219 @@
+"""Products of few rows: the given order of sums to the last bit, and whose order the engine gives."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import nn
+from zoo import ZOO
+
+from iclperm import _core
+from iclperm.engine import Engine
+from iclperm.engine.kernels import linear as products
+from iclperm.engine.kernels.linear import FEW_ROWS, MatrixProduct, SumOrder
+from iclperm.errors import RequestError
+from iclperm.reference.products import chained, fused
+
+ISAS = [isa for isa in _core.available_isas() if isa != "baseline"]
+SPECIAL = np.float32([0.0, -0.0, 1e-45, -1e-40, 1.1754944e-38, 3.4028235e38, -3.4028235e38, np.inf, -np.inf, np.nan])
+
+fuses = pytest.mark.skipif(not ISAS, reason="this processor, or this build, fuses no products")
+
+
+@pytest.fixture
+def orders(monkeypatch: pytest.MonkeyPatch) -> dict[Any, Any]:
+    """What was found out of products, nothing yet."""
+    found: dict[Any, Any] = {}
+    monkeypatch.setattr(products, "_ORDERS", found)
+    return found
+
+
+def numbers(*shape: int, seed: int = 0) -> torch.Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
+
+
+def linear(outputs: int, inputs: int, *, bias: bool = False) -> nn.Linear:
+    module = nn.Linear(inputs, outputs, bias=bias).requires_grad_(False)
+    module.weight.copy_(numbers(outputs, inputs, seed=1))
+    if bias:
+        module.bias.copy_(numbers(outputs, seed=2))
+    return module
+
+
+def test_the_oracle_rounds_once() -> None:
+    """By whole numbers, of which a sum of float32 is one after all are multiplied by a power of two."""
+    rng = np.random.default_rng(0)
+    a, b, c = (rng.integers(-(2**24), 2**24, 20_000).astype(np.float32) * scale for scale in (1, 1, 2**20))
+    c[::2] = -a[::2] * b[::2]  # what is left is the rounding of the product
+    for got, *given_numbers in zip(fused(a, b, c), a, b, c, strict=True):
+        x, y, z = (int(number) for number in given_numbers)
+        exact = x * y + z
+        spacing = 1 << max(0, exact.__abs__().bit_length() - 24)
+        assert abs(int(got) - exact) * 2 <= spacing
+        if abs(int(got) - exact) * 2 == spacing:
+            assert int(got) // spacing % 2 == 0  # of two as near, the even one
+
+
+@fuses
+@pytest.mark.parametrize("isa", ISAS)
+@settings(deadline=None)
+@given(
+    shape=st.tuples(st.integers(1, 75), st.integers(1, 110), st.integers(1, 70)),
+    block=st.integers(1, 80),
+    bias=st.sampled_from([None, False, True]),
+    special=st.booleans(),
+    num_threads=st.integers(1, 3),
+    seed=st.integers(0, 2**16),
+)
+def test_sums_have_the_order_asked_for(isa, shape, block, bias, special, num_threads, seed) -> None:
+    rng = np.random.default_rng(seed)
+    num_rows, num_outputs, num_columns = shape
+    # As they may lie: rows apart in memory.
+    x, weight, out = (
+        rng.normal(size=(rows, columns + apart)).astype(np.float32)[:, :columns]
+        for rows, columns, apart in (
+            (num_rows, num_columns, 3), (num_outputs, num_columns, 5), (num_rows, num_outputs, 1)
+        )
+    )  # fmt: skip
+    shift = None if bias is None else rng.normal(size=num_outputs).astype(np.float32)
+    if special:
+        x[rng.integers(num_rows), rng.integers(num_columns)] = rng.choice(SPECIAL)
+        weight[rng.integers(num_outputs), rng.integers(num_columns)] = rng.choice(SPECIAL)
+    with pytest.MonkeyPatch.context() as patch, np.errstate(all="ignore"):
+        patch.setenv("ICLPERM_ISA", isa)
+        assert _core.isa() == isa
+        assert _core.has_fused_products()
+        _core.thin_product(x, weight, out, shift, block=block, bias_first=bool(bias), num_threads=num_threads)
+        wanted = chained(x, weight, shift, block=block, bias_first=bool(bias))
+    np.testing.assert_array_equal(out, wanted)
+
+
+def test_more_rows_than_any_memory_holds(tmp_path) -> None:
+    rows = np.lib.stride_tricks.as_strided(np.zeros((1, 4), np.float32), (2**38, 4), (0, 4), writeable=False)
+    with (tmp_path / "never filled").open("wb+") as file:
+        out = np.memmap(file, np.float32, "w+", shape=(2**38, 1))
+        with pytest.raises(RequestError, match="x has 274877906944 rows, more than any memory holds"):
+            _core.thin_product(rows, np.zeros((1, 4), np.float32), out, block=4)
+
+
+def test_without_fused_products_the_library_multiplies(monkeypatch, orders) -> None:
+    monkeypatch.setenv("ICLPERM_ISA", "baseline")
+    assert not _core.has_fused_products() or torch.backends.cpu.get_cpu_capability() == "DEFAULT"
+    product = MatrixProduct.of(linear(40, 64))
+    if not _core.has_fused_products():
+        assert product.order is None
+        assert not orders
+    assert torch.equal(product(numbers(8, 64)), product.by_library(numbers(8, 64)))
+
+
+@fuses
+@pytest.mark.parametrize("bias", [False, True])
+@pytest.mark.parametrize("inputs", [16, 64, 200, 256, 640, 1408, 3000])
+@pytest.mark.parametrize("is_onednn", [False, True])
+def test_few_rows_have_the_bits_of_the_library(is_onednn, inputs, bias, orders) -> None:
+    if is_onednn and not (torch.backends.mkldnn.is_available() and hasattr(torch.ops.mkldnn, "_linear_pointwise")):
+        pytest.skip("torch was built without oneDNN")
+    module = linear(203, inputs, bias=bias)
+    product = MatrixProduct(module.weight, module.bias, is_onednn)
+    step = 8 * torch.get_num_threads()
+    for rows in range(step, FEW_ROWS + 1, step):
+        x = numbers(rows, inputs, seed=rows)
+        assert torch.equal(product(x), product.by_library(x))
+    assert len(orders) == 1
+    # A row's bits are those of one among many, which the library multiplies.
+    many = numbers(512, inputs)
+    assert torch.equal(product(many[100:108]), product(many)[100:108])
+
+
+@fuses
+def test_an_order_that_our_kernel_does_not_know_is_left_to_the_library(monkeypatch, orders) -> None:
+    def backwards(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+        out = torch.empty(x.shape[0], weight.shape[0])
+        flipped = (np.ascontiguousarray(each.numpy()[:, ::-1]) for each in (x, weight))
+        _core.thin_product(*flipped, out.numpy(), block=x.shape[1])
+        return out
+
+    product = MatrixProduct(linear(40, 64).weight, None, is_onednn=False)
+    monkeypatch.setattr(nn.functional, "linear", backwards)
+    x = numbers(8, 64)
+    assert torch.equal(product(x), backwards(x, product.weight, None))
+    assert product.order is None
+    assert list(orders.values()) == [None]
+
+
+@fuses
+@pytest.mark.parametrize("value", [0.0, torch.nan])
+def test_a_matrix_that_tells_no_orders_apart_is_left_to_the_library(value, orders) -> None:
+    module = linear(40, 64)
+    module.weight.fill_(value)
+    assert MatrixProduct.of(module).order is None
+
+
+@fuses
+def test_one_output_that_differs_leaves_all_to_the_library(monkeypatch, orders) -> None:
+    right = nn.functional.linear
+
+    def wrong_at_the_end(*given_tensors: torch.Tensor) -> torch.Tensor:
+        out = right(*given_tensors)
+        out[-1, -1] += 1e-3
+        return out
+
+    monkeypatch.setattr(nn.functional, "linear", wrong_at_the_end)
+    assert MatrixProduct(linear(300, 64).weight, None, is_onednn=False).order is None
+
+
+@fuses
+def test_what_our_kernel_cannot_read_is_left_to_the_library() -> None:
+    wide = numbers(64, 40)
+    for weight in (wide.T, wide.T.bfloat16(), torch.empty(40, 64, device="meta")):
+        assert MatrixProduct(weight, None, is_onednn=False).order is None
+    assert MatrixProduct(numbers(40, 64), numbers(80)[::2], is_onednn=False).order is None
+
+
+@pytest.fixture
+def ways(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, int]]:
+    """Which way products went, and how many rows they had."""
+    taken: list[tuple[str, int]] = []
+    for name in ("in_order", "by_library"):
+        method = getattr(MatrixProduct, name)
+
+        def counted(self: MatrixProduct, x: torch.Tensor, *rest: SumOrder, name=name, method=method) -> torch.Tensor:
+            taken.append((name, x.shape[0]))
+            return method(self, x, *rest)
+
+        monkeypatch.setattr(MatrixProduct, name, counted)
+    return taken
+
+
+def asked(engine: Engine) -> list[np.ndarray]:
+    """Answers of packs of few rows, of many, of a session and of generation."""
+    contexts = [[5, 6, 7, 8, 9 + i, 10, 11] for i in range(3)]
+    few = engine.score(contexts[:1], [[12, 13]], [[14], [15]])
+    many = engine.score([list(range(3, 90)), *contexts], [[12 + i, 13] for i in range(9)], [[14], [15, 16]])
+    with engine.session() as session:
+        node = session.extend(None, contexts[0])
+        within = session.score([node], [[12, 13]], [[14], [15]])
+    generated = engine.generate([contexts[0], contexts[1]], max_new_tokens=6)
+    return [few, many, within, *generated.token_ids]
+
+
+@fuses
+@pytest.mark.parametrize("name", ["llama", "qwen2", "gemma3", "phi3", "opt"])
+def test_an_engine_has_the_same_bits_with_and_without(name, ways, monkeypatch) -> None:
+    torch.manual_seed(0)
+    engine = Engine(ZOO[name].build(), pack_tokens=128)
+    assert engine.numerics["dtype"] == "float32"
+    ways.clear()
+    ours = asked(engine)
+    if engine.layers == "fused":
+        assert {rows <= FEW_ROWS for _, rows in ways} == {True, False}
+        assert all((way == "in_order") == (rows <= FEW_ROWS) for way, rows in ways if rows)
+    ways.clear()
+    monkeypatch.setattr(products, "FEW_ROWS", 0)
+    librarys = asked(engine)
+    assert all(way == "by_library" for way, _ in ways)
+    for one, other in zip(ours, librarys, strict=True):
+        np.testing.assert_array_equal(np.asarray(one), np.asarray(other))
