@@ -32,7 +32,7 @@ from iclperm.reference.scoring import score_one
 AG_NEWS = {
     "sensitivity": {"kind": "sensitivity", "sets": 10, "permutations": 10, "shots": 8, "queries": 256},
     "curve": {"kind": "curve", "sets": 5, "permutations": 8, "shots": [0, 1, 2, 4, 8, 16], "queries": 256},
-    "selection": {"kind": "selection", "sets": 3, "permutations": 8, "max_shots": 8, "queries": 64, "dev_queries": 64},
+    "selection": {"kind": "selection", "sets": 3, "permutations": 8, "shots": 8, "queries": 64, "dev_queries": 64},
 }
 GSM8K = {"kind": "sensitivity", "sets": 2, "permutations": 4, "shots": 4, "queries": 24, "max_new_tokens": 128}
 PEERS = "plain,prefix_reuse,vllm,llama_cpp"

@@ -28,6 +28,16 @@ class Floats {
   float* data_;
 };
 
+std::int64_t in_parts_of(std::int64_t all, std::int64_t part) { return (all + part - 1) / part; }
+
+// As many items for each thread as for the others, of whole register blocks.
+std::int64_t outputs_an_item(std::int64_t num_outputs, int num_threads) {
+  constexpr std::int64_t BLOCK = 12;
+  static_assert(THIN_OUTPUTS % BLOCK == 0);
+  const std::int64_t items = in_parts_of(in_parts_of(num_outputs, THIN_OUTPUTS), num_threads) * num_threads;
+  return in_parts_of(in_parts_of(num_outputs, items), BLOCK) * BLOCK;
+}
+
 }  // namespace
 
 bool has_fused_products(Isa isa) {
@@ -52,9 +62,10 @@ void thin_product(const ThinProduct& call, Isa isa, int num_threads) {
   const std::int64_t scratch_size = ICLPERM_SELECT(isa, thin_scratch_size)(call);
   const Floats scratch(scratch_size * num_threads);
   const auto outputs = ICLPERM_SELECT(isa, thin_outputs);
-  parallel_for((call.num_outputs + THIN_OUTPUTS - 1) / THIN_OUTPUTS, num_threads, [&](std::int64_t item, int worker) {
-    const std::int64_t begin = item * THIN_OUTPUTS;
-    outputs(call, columns.data(), begin, std::min(call.num_outputs, begin + THIN_OUTPUTS),
+  const std::int64_t step = outputs_an_item(call.num_outputs, num_threads);
+  parallel_for(in_parts_of(call.num_outputs, step), num_threads, [&](std::int64_t item, int worker) {
+    const std::int64_t begin = item * step;
+    outputs(call, columns.data(), begin, std::min(call.num_outputs, begin + step),
             scratch.data() + worker * scratch_size);
   });
 }

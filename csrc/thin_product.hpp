@@ -35,7 +35,7 @@ void thin_product(const ThinProduct& call, Isa isa, int num_threads);
 
 // What follows is between the dispatcher and the kernels.
 
-// Outputs that are an item of work: what they need of the matrix is used while it lies in a core's own memory.
+// Outputs that are an item of work at most: what they need of the matrix is used while it lies in a core's own memory.
 constexpr std::int64_t THIN_OUTPUTS = 96;
 
 // Floats of the rows' columns, which all workers read, and that a worker needs beside; what fills the one, and what

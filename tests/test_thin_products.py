@@ -13,7 +13,7 @@ from zoo import ZOO
 from iclperm import _core
 from iclperm.engine import Engine
 from iclperm.engine.kernels import linear as products
-from iclperm.engine.kernels.linear import FEW_ROWS, MatrixProduct, SumOrder
+from iclperm.engine.kernels.linear import MatrixProduct, SumOrder, few_rows
 from iclperm.errors import RequestError
 from iclperm.reference.products import chained, fused
 
@@ -119,7 +119,7 @@ def test_few_rows_have_the_bits_of_the_library(is_onednn, inputs, bias, orders) 
     module = linear(203, inputs, bias=bias)
     product = MatrixProduct(module.weight, module.bias, is_onednn)
     step = 8 * torch.get_num_threads()
-    for rows in range(step, FEW_ROWS + 1, step):
+    for rows in range(step, few_rows() + 1, step):
         x = numbers(rows, inputs, seed=rows)
         assert torch.equal(product(x), product.by_library(x))
     assert len(orders) == 1
@@ -209,8 +209,8 @@ def test_an_engine_has_the_same_bits_with_and_without(name, ways, monkeypatch) -
     ways.clear()
     ours = asked(engine)
     if engine.layers == "fused":
-        assert {rows <= FEW_ROWS for _, rows in ways} == {True, False}
-        assert all((way == "in_order") == (rows <= FEW_ROWS) for way, rows in ways if rows)
+        assert {rows <= few_rows() for _, rows in ways} == {True, False}
+        assert all((way == "in_order") == (rows <= few_rows()) for way, rows in ways if rows)
     ways.clear()
     monkeypatch.setattr(products, "FEW_ROWS", 0)
     librarys = asked(engine)

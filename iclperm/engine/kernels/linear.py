@@ -29,7 +29,7 @@ _X86 = ("x86_64", "AMD64")
 _DTYPES = (torch.float32, torch.bfloat16)
 _ALL = slice(None)
 FEW_ROWS = 64
-"""Up to as many our own kernel is the faster one, or nearly as fast."""
+"""For each of up to two threads. Of as many rows our own kernel is faster, or nearly as fast (benchmarks/products.py)."""
 _BLOCKS = (192, 256, 384, 512, 768, 1024, 2048)  # of columns: MKL's is 192, oneDNN's 1,024 with AVX2
 _TRIED_OUTPUTS = 96
 _FEWEST_COLUMNS = 16  # with fewer, orders can hardly be told apart
@@ -54,6 +54,11 @@ def _is_onednn(dtype: torch.dtype, is_head: bool) -> bool:
 def _has_bfloat16() -> bool:
     """Whether oneDNN multiplies bfloat16 here at all; torch has a way of its own elsewhere."""
     return bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
+
+
+def few_rows() -> int:
+    """How many rows are few, with the threads of now."""
+    return FEW_ROWS * min(2, torch.get_num_threads())
 
 
 @dataclass(frozen=True)
@@ -86,7 +91,7 @@ class MatrixProduct:
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         """Of x [M, H]."""
-        if x.shape[0] <= FEW_ROWS and (order := self.order) is not None:
+        if x.shape[0] <= few_rows() and (order := self.order) is not None:
             return self.in_order(x, order)
         return self.by_library(x)
 
