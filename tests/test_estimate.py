@@ -85,7 +85,8 @@ def test_seconds_follow_from_the_work_the_rate_and_the_packs(tmp_path: Path, kno
 def test_a_gpu_has_constants_of_its_own(
     card: Card, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, known_rate: list[tuple[Any, ...]]
 ) -> None:
-    """It computes while it is told what comes next: what takes longer of the two is the time."""
+    """It computes while it is told what comes next: what takes longer of the two is the time. But a unit's first pack it
+    is told of while nothing runs."""
     folder = save_config("llama", tmp_path)
     plan = plan_product(CONTEXTS, QUERIES, LABELS, pack_tokens=8)
     plug_in(card, monkeypatch)
@@ -93,10 +94,17 @@ def test_a_gpu_has_constants_of_its_own(
     assert (found.device, known_rate[0][3]) == ("cuda", torch.device("cuda"))
     assert not found.is_measured
     computing, telling = found.flops / RATE / (32 / (32 + 600)), plan.num_packs * 3 * 0.0009
-    assert found.seconds == pytest.approx(computing)
+    first = plan.num_units * 3 * 0.0009
+    assert 0 < first < telling
+    assert found.seconds == pytest.approx(first + computing)
     assert 1000 * telling > computing > telling
     monkeypatch.setattr(module, "gemm_rate", lambda *_: 1000 * RATE)
     assert estimate(folder, [plan], pack_tokens=8).seconds == pytest.approx(telling)
+    alone = plan_product(CONTEXTS, QUERIES, LABELS, pack_tokens=8, unit_tokens=1)  # a pack or two each
+    assert plan.num_units < alone.num_units < alone.num_packs
+    monkeypatch.setattr(module, "gemm_rate", lambda *_: RATE)
+    cut = estimate(folder, [alone], pack_tokens=8)
+    assert cut.seconds == pytest.approx(alone.num_units * 3 * 0.0009 + cut.flops / RATE / (32 / 632))
     assert PassCosts.on("cuda:1") == PassCosts.on("cuda") != PassCosts.on("cpu")
     assert [PassCosts.on("cuda").reached_share(size) for size in (600, 20_000)] == [0.5, 0.85]
 

@@ -129,6 +129,43 @@ def test_few_rows_have_the_bits_of_the_library(is_onednn, inputs, bias, orders) 
 
 
 @fuses
+@pytest.mark.parametrize("num_columns", [16, 64, 193, 640, 2100])
+@pytest.mark.parametrize("bias", [False, True])
+def test_each_order_that_is_tried_is_found(num_columns, bias, monkeypatch, orders) -> None:
+    """Of a library that adds up in that order, whatever numbers a module has: here a bias of zeros."""
+    module = linear(40, num_columns, bias=bias)
+    if bias:
+        module.bias.zero_()
+    for wanted in list(products._orders(num_columns, module.bias)):
+
+        def library(x: torch.Tensor, weight: torch.Tensor, shift: torch.Tensor | None, order=wanted) -> torch.Tensor:
+            return MatrixProduct(weight, shift, is_onednn=False).in_order(x, order)
+
+        orders.clear()
+        monkeypatch.setattr(nn.functional, "linear", library)
+        assert MatrixProduct.of(module).order == wanted
+
+
+@fuses
+@pytest.mark.parametrize("first", ["no bias", "bias of zeros", "sparse", "other library", "rows apart"])
+@pytest.mark.parametrize("num_columns", [193, 640, 1408])
+def test_what_one_matrix_shows_is_right_for_the_next_of_its_shape(first, num_columns, orders) -> None:
+    next_one = linear(256, num_columns, bias=first != "sparse")
+    weight, bias = next_one.weight.clone(), None if first == "no bias" else next_one.bias
+    is_onednn = hasattr(torch.ops.mkldnn, "_linear_pointwise") and first == "other library"
+    if first == "bias of zeros":
+        bias = torch.zeros(256)
+    elif first == "sparse":
+        weight[:, :192] = 0
+        weight[:, 384:] = 0
+    elif first == "rows apart":
+        weight = torch.cat([weight, weight], dim=1)[:, :num_columns]
+    x = numbers(few_rows(), num_columns)
+    for product in (MatrixProduct(weight, bias, is_onednn), MatrixProduct(next_one.weight, next_one.bias, False)):
+        assert torch.equal(product(x), product.by_library(x))
+
+
+@fuses
 def test_an_order_that_our_kernel_does_not_know_is_left_to_the_library(monkeypatch, orders) -> None:
     def backwards(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
         out = torch.empty(x.shape[0], weight.shape[0])

@@ -106,7 +106,9 @@ def estimate(
     costs = PassCosts.on(place.type)
     reached = costs.reached_share(facts.hidden_size)
     num_packs = sum(plan.num_packs for plan in plans) + sum(work.steps for work in works)
-    seconds = costs.seconds(flops / (rate * reached), facts.num_layers * num_packs)
+    first_packs = 0 if works else sum(plan.core.num_units for plan in plans)
+    computing, layers_of = flops / (rate * reached), facts.num_layers
+    seconds = costs.seconds(computing, layers_of * num_packs, layers_of * min(first_packs, num_packs))
     longest = max((plan.long_path for plan in plans if plan.long_path), key=lambda way: way.seconds, default=None)
     seconds += sum(plan.long_path.seconds for plan in plans if plan.long_path)
     return Estimate(

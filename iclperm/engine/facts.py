@@ -57,10 +57,14 @@ class PassCosts:
         work between the products shrinks beside them."""
         return min(_MOST_UTILISATION, hidden_size / (hidden_size + self.half_rate_hidden))
 
-    def seconds(self, computing: float, layer_passes: int) -> float:
-        """Of so many passes through a layer in which the device computes so long."""
+    def seconds(self, computing: float, layer_passes: int, first_passes: int) -> float:
+        """Of so many passes through a layer in which the device computes so long; ``first_passes`` of them are of a
+        unit's first pack, beside which nothing computes."""
         telling = self.layer_seconds * layer_passes
-        return max(computing, telling) if self.goes_on else computing + telling
+        if not self.goes_on:
+            return computing + telling
+        first = self.layer_seconds * first_passes
+        return first + max(computing, telling - first)
 
 
 _MOST_UTILISATION = 0.85

@@ -126,7 +126,10 @@ def load(
     try:
         served: PreTrainedModel = (model if device == BALANCED else model.to(place)).eval()
     except Exception as error:
-        raise ModelError(f"cannot put {str(name)!r} on {place}: {first_line(error)}; choose another device") from error
+        remedy = "choose another device"
+        if place.type == "cuda" and torch.version.cuda is None:
+            remedy = "install PyTorch's build for your GPU (pytorch.org), or choose another device"
+        raise ModelError(f"cannot put {str(name)!r} on {place}: {first_line(error)}; {remedy}") from error
     return served, load_tokenizer(folder)
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Iterator
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -15,7 +14,7 @@ from torch import nn
 from iclperm import _core
 from iclperm.engine.device import fixed_precision, gpu_versions
 from iclperm.engine.kernels import head
-from iclperm.engine.kernels.linear import linear
+from iclperm.engine.kernels.linear import MatrixProduct
 from iclperm.engine.kernels.triton_launch import installed_version
 from iclperm.engine.model import TreeModel
 from iclperm.engine.plain_model import PlainModel
@@ -103,9 +102,11 @@ def _results(
 
     product = nn.Linear(_INNER, _OUTPUTS, bias=False, device="meta")
     product.weight = nn.Parameter(drawn(_OUTPUTS, _INNER), requires_grad=False)
-    products: list[Callable[[torch.Tensor], torch.Tensor]] = [partial(linear, product) if is_fused else product]
+    products: list[Callable[[torch.Tensor], torch.Tensor]] = [
+        MatrixProduct.of(product).by_library if is_fused else product
+    ]
     if has_onednn_head:
-        products.append(partial(linear, product, is_head=True))
+        products.append(MatrixProduct.of(product, is_head=True).by_library)
     for rows in _ROWS:
         x = drawn(rows, _INNER)
         yield from (each(x) for each in products)

@@ -29,7 +29,7 @@ _X86 = ("x86_64", "AMD64")
 _DTYPES = (torch.float32, torch.bfloat16)
 _ALL = slice(None)
 FEW_ROWS = 64
-"""For each of up to two threads. Of as many rows our own kernel is faster, or nearly as fast (benchmarks/products.py)."""
+"""For each of up to two threads: of so many our own kernel is faster, or nearly as fast (benchmarks/products.py)."""
 _BLOCKS = (192, 256, 384, 512, 768, 1024, 2048)  # of columns: MKL's is 192, oneDNN's 1,024 with AVX2
 _TRIED_OUTPUTS = 96
 _FEWEST_COLUMNS = 16  # with fewer, orders can hardly be told apart
@@ -139,33 +139,50 @@ class MatrixProduct:
 
     @torch.inference_mode()
     def _found_order(self) -> SumOrder | None:
-        """The order that gives every bit of the library's product; None unless another order shows, too."""
-        num_columns = self.weight.shape[1]
+        """The order that gives every bit of the library's product; None unless no other one does.
+
+        What it gives must not depend on the numbers that a module happens to have, as a bias of zeros, which all orders
+        treat alike: the bias is drawn, and so is another matrix, of few outputs, which the order found must fit, too.
+        """
+        num_outputs, num_columns = self.weight.shape
         if num_columns < _FEWEST_COLUMNS:
             return None
         generator = torch.Generator().manual_seed(0)
-        x = torch.randn(padded_rows(1, self.weight.device), num_columns, generator=generator)
-        wanted = self.by_library(x)
-        some = slice(min(_TRIED_OUTPUTS, self.weight.shape[0]))
-        part = MatrixProduct(self.weight[some], None if self.bias is None else self.bias[some], self.is_onednn)
-
-        def gives(order: SumOrder) -> bool:
-            return torch.equal(part.in_order(x, order), wanted[:, some])
-
-        if gives(SumOrder(num_columns // 2 - 1, bias_first=False)):
-            return None  # whatever the order: these numbers cannot tell
-        found = next(filter(gives, _orders(num_columns)), None)
-        return found if found is not None and torch.equal(self.in_order(x, found), wanted) else None
+        x, drawn, shift = (
+            torch.randn(*shape, generator=generator)
+            for shape in (
+                (padded_rows(1, self.weight.device), num_columns),
+                (min(_TRIED_OUTPUTS, num_outputs), num_columns),
+                (num_outputs,),
+            )
+        )
+        bias = None if self.bias is None else shift
+        whole = MatrixProduct(self.weight, bias, self.is_onednn)
+        wanted = whole.by_library(x)
+        parts = [
+            (part, part.by_library(x) if weight is drawn else wanted[:, : len(drawn)])
+            for weight in (self.weight[: len(drawn)], drawn)
+            for part in [MatrixProduct(weight, None if bias is None else bias[: len(drawn)], self.is_onednn)]
+        ]
+        (seen, seen_wanted), (other, other_wanted) = parts
+        fitting = [
+            order for order in _orders(num_columns, self.bias) if torch.equal(seen.in_order(x, order), seen_wanted)
+        ]
+        if len(fitting) != 1 or not torch.equal(other.in_order(x, fitting[0]), other_wanted):
+            return None
+        return fitting[0] if torch.equal(whole.in_order(x, fitting[0]), wanted) else None
 
 
 _ORDERS: dict[tuple[object, ...], SumOrder | None] = {}
 
 
-def _orders(num_columns: int) -> Iterator[SumOrder]:
-    """Every order that is tried: whole rows, halves and blocks that libraries have."""
-    for block in dict.fromkeys((num_columns, *_BLOCKS, num_columns // 2)):
+def _orders(num_columns: int, bias: torch.Tensor | None) -> Iterator[SumOrder]:
+    """Every order that is tried, each once: whole rows, halves, blocks that libraries have, and one that none has."""
+    for block in dict.fromkeys((num_columns, *_BLOCKS, num_columns // 2, num_columns // 2 - 1)):
+        if block < num_columns and bias is not None:
+            yield SumOrder(block, bias_first=True)
         if block <= num_columns:
-            yield from (SumOrder(block, bias_first) for bias_first in (False, True))
+            yield SumOrder(block, bias_first=False)
 
 
 def linear(module: nn.Linear, x: torch.Tensor, outputs: slice = _ALL, *, is_head: bool = False) -> torch.Tensor:
