@@ -85,8 +85,10 @@ def test_seconds_follow_from_the_work_the_rate_and_the_packs(tmp_path: Path, kno
 def test_a_gpu_has_constants_of_its_own(
     card: Card, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, known_rate: list[tuple[Any, ...]]
 ) -> None:
-    """It computes while it is told what comes next: what takes longer of the two is the time. But a unit's first pack it
-    is told of while nothing runs."""
+    """It computes while it is told what comes next: what takes longer of the two is the time.
+
+    A unit's first pack it is told of while nothing runs.
+    """
     folder = save_config("llama", tmp_path)
     plan = plan_product(CONTEXTS, QUERIES, LABELS, pack_tokens=8)
     plug_in(card, monkeypatch)
