@@ -14,6 +14,7 @@ from iclperm import _core
 from iclperm.engine import Engine
 from iclperm.engine.kernels import linear as products
 from iclperm.engine.kernels.linear import MatrixProduct, SumOrder, few_rows
+from iclperm.engine.numerics import probe
 from iclperm.errors import RequestError
 from iclperm.reference.products import chained, fused
 
@@ -235,6 +236,14 @@ def asked(engine: Engine) -> list[np.ndarray]:
         within = session.score([node], [[12, 13]], [[14], [15]])
     generated = engine.generate([contexts[0], contexts[1]], max_new_tokens=6)
     return [few, many, within, *generated.token_ids]
+
+
+def test_the_probe_of_numerics_is_of_the_library(ways) -> None:
+    """Else a run that was begun before our kernel came, or knew an order, would not be continued."""
+    engine = Engine(ZOO["llama"].build(), self_check=False)
+    assert probe(engine._model)
+    assert {way for way, _ in ways} <= {"by_library"}
+    assert bool(ways) == (engine.layers == "fused")
 
 
 @fuses
