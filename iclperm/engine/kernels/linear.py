@@ -30,6 +30,8 @@ _DTYPES = (torch.float32, torch.bfloat16)
 _ALL = slice(None)
 FEW_ROWS = 64
 """For each of up to two threads: of so many our own kernel is faster, or nearly as fast (benchmarks/products.py)."""
+FEWEST_ENTRIES = 1 << 17
+"""Of a matrix; a smaller one lies in the caches as MKL wants it, which is up to twice as fast there."""
 _BLOCKS = (192, 256, 384, 512, 768, 1024, 2048)  # of columns: MKL's is 192, oneDNN's 1,024 with AVX2
 _TRIED_OUTPUTS = 96
 _FEWEST_COLUMNS = 16  # with fewer, orders can hardly be told apart
@@ -128,7 +130,9 @@ class MatrixProduct:
         Cost, the first time: the library's product of the fewest rows that it is run with, and ours.
         """
         weight, bias = self.weight, self.bias
-        if weight.device.type != "cpu" or weight.dtype != torch.float32 or not _core.has_fused_products():
+        if weight.device.type != "cpu" or weight.dtype != torch.float32 or weight.numel() < FEWEST_ENTRIES:
+            return None
+        if not _core.has_fused_products():
             return None
         if weight.stride(1) != 1 or weight.data_ptr() % 4 or (bias is not None and not bias.is_contiguous()):
             return None
