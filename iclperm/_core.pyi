@@ -128,7 +128,7 @@ def thin_product(
 
     Over each ``block`` of columns, in their order, a chain of fused products; the blocks' sums are added one after the
     other, to the bias where that comes first. A row's bits depend on that row alone. Made for few rows: the matrix is
-    read once for every 32 of them (64 with AVX-512). Cost: 2 M N H flops, N H floats read.
+    read from memory once, where it lies. Cost: 2 M N H flops, N H floats read.
     """
 
 def head_rows(

@@ -151,30 +151,24 @@ class MatrixProduct:
         num_outputs, num_columns = self.weight.shape
         if num_columns < _FEWEST_COLUMNS:
             return None
-        generator = torch.Generator().manual_seed(0)
-        x, drawn, shift = (
-            torch.randn(*shape, generator=generator)
-            for shape in (
-                (padded_rows(1, self.weight.device), num_columns),
-                (min(_TRIED_OUTPUTS, num_outputs), num_columns),
-                (num_outputs,),
-            )
-        )
-        bias = None if self.bias is None else shift
-        whole = MatrixProduct(self.weight, bias, self.is_onednn)
+        generator, few = torch.Generator().manual_seed(0), min(_TRIED_OUTPUTS, num_outputs)
+        x = torch.randn(padded_rows(1, self.weight.device), num_columns, generator=generator)
+        bias = None if self.bias is None else torch.randn(num_outputs, generator=generator)
+
+        def product(weight: torch.Tensor) -> MatrixProduct:
+            return MatrixProduct(weight, None if bias is None else bias[: len(weight)], self.is_onednn)
+
+        whole, part = product(self.weight), product(self.weight[:few])
+        drawn = product(torch.randn(few, num_columns, generator=generator))
         wanted = whole.by_library(x)
-        parts = [
-            (part, part.by_library(x) if weight is drawn else wanted[:, : len(drawn)])
-            for weight in (self.weight[: len(drawn)], drawn)
-            for part in [MatrixProduct(weight, None if bias is None else bias[: len(drawn)], self.is_onednn)]
-        ]
-        (seen, seen_wanted), (other, other_wanted) = parts
         fitting = [
-            order for order in _orders(num_columns, self.bias) if torch.equal(seen.in_order(x, order), seen_wanted)
+            order for order in _orders(num_columns, self.bias) if torch.equal(part.in_order(x, order), wanted[:, :few])
         ]
-        if len(fitting) != 1 or not torch.equal(other.in_order(x, fitting[0]), other_wanted):
+        if len(fitting) != 1:
             return None
-        return fitting[0] if torch.equal(whole.in_order(x, fitting[0]), wanted) else None
+        (found,) = fitting
+        fits_drawn = torch.equal(drawn.in_order(x, found), drawn.by_library(x))
+        return found if fits_drawn and torch.equal(whole.in_order(x, found), wanted) else None
 
 
 _ORDERS: dict[tuple[object, ...], SumOrder | None] = {}
