@@ -34,7 +34,7 @@ FAST: dict[str, tuple[str, ...]] = {
     "test_plan": ("",),
     "test_products": ("",),
     "test_rowwise": ("test_activation_is", "test_many", "test_norm_bits", "test_rotation", "test_agrees", "test_ties"),
-    "test_thin_products": ("test_without_fused", "test_a_matrix", "test_what_our_kernel"),
+    "test_thin_products": ("test_the_oracle", "test_without_fused", "test_a_matrix", "test_what_our_kernel"),
     "test_tree": ("",),
     "test_triton_decode": ("test_takes_any_strides", "test_the_newest_keys", "test_what_rows_share"),
     "test_held_paths": ("",),
