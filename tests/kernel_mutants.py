@@ -327,10 +327,3 @@ def in_turn(kernel: str) -> Iterator[tuple[Mutant, Site]]:
     """Every mutant of a kernel once, at its sites in turn."""
     for number, mutant in enumerate(MUTANTS[kernel]):
         yield mutant, mutant.sites[number % len(mutant.sites)]
-
-
-def everywhere(kernel: str) -> Iterator[tuple[Mutant, Site]]:
-    """Every mutant of a kernel at every site."""
-    for mutant in MUTANTS[kernel]:
-        for site in mutant.sites:
-            yield mutant, site
