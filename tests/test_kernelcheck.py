@@ -298,7 +298,9 @@ def main(kernels: list[str]) -> None:
                 missed = [site.name for site in mutant.sites if site.is_right(broken)]
             total += len(mutant.sites)
             seen += len(mutant.sites) - len(missed)
-            print(f"  {mutant.name}: {len(mutant.sites)} sizes,", "not seen at" if missed else "seen", *missed, flush=True)
+            print(
+                f"  {mutant.name}: {len(mutant.sites)} sizes,", "not seen at" if missed else "seen", *missed, flush=True
+            )
         print(f"{kernel}: {seen} of {total} seen ({len(MUTANTS[kernel])} mutants)")
 
 

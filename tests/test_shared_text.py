@@ -7,14 +7,14 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 from zoo import VOCAB, ZOO
 
 from iclperm.demo import model_path
-from iclperm.engine import Engine
+from iclperm.engine import Engine, encoding
 from iclperm.engine.encoding import Encoder
 from iclperm.engine.shared_text import SharedTexts, _common_length, added_tokens
 
@@ -167,6 +167,88 @@ def test_a_product_of_text_is_the_general_path(name: str) -> None:
     found = engine._encoder.product(contexts, queries, [labels] * 3)
     assert found.holds.any() or name in ("metaspace", "one piece")
     assert by_product > 0
+
+
+def alone(tokenizer: Any, requests: list[tuple[str, str]]) -> list[tuple[list[int], list[int]]]:
+    """Each request by itself: the ids of its context without the white space at its end, and what follows them."""
+
+    def ids(text: str) -> list[int]:
+        return tokenizer([text], add_special_tokens=False, return_offsets_mapping=True)["input_ids"][0]
+
+    contexts = [ids(context.rstrip()) for context, _ in requests]
+    return [
+        (before, ids(context + more)[len(before) :]) for before, (context, more) in zip(contexts, requests, strict=True)
+    ]
+
+
+def encoder_of(tokenizer: Any) -> tuple[Encoder, list[int]]:
+    """An encoder that puts nothing before texts, and how many texts it was given at a time."""
+    encoder, asked = Encoder(tokenizer, None), list[int]()
+    encoder.__dict__["_added"], encoder.prefix_id = np.empty(0, np.int32), 0
+    encode_all = encoder._encode_all
+
+    def counted(texts: list[str]) -> list[np.ndarray]:
+        asked.append(len(texts))
+        return encode_all(texts)
+
+    encoder._encode_all = counted
+    return encoder, asked
+
+
+@pytest.mark.parametrize("name", ["bundled", *MADE])
+@given(
+    contexts=st.lists(pieces.map("".join), min_size=1, max_size=12),
+    endings=st.lists(st.sampled_from([*WORDS, *TEXT]), min_size=1, max_size=3),
+    more=st.lists(st.sampled_from([*(word for word in WORDS if word.strip()), "x", "  y"]), min_size=1, max_size=3),
+)
+@settings(max_examples=40)
+def test_continuations_after_the_same_words_are_those_of_each_whole_text(name, contexts, endings, more) -> None:
+    requests = [(context + ending, each) for context in contexts for ending in endings for each in more]
+    wanted = alone(tokenizer(name), requests)
+    assume(all(after for _, after in wanted))
+    encoder, _ = encoder_of(tokenizer(name))
+    found = [(before.tolist(), after.tolist()) for before, after in encoder.pairs(requests)]
+    assert found == [(before or [0], after) for before, after in wanted]
+
+
+@pytest.mark.parametrize("name", ["bundled", *MADE])
+def test_continuations_after_the_same_words_are_tokenised_about_once(name: str) -> None:
+    requests = [
+        ("".join(TEXT[:2]) + f"{n} more: Article: rain.\nAnswer:", label)
+        for n in range(300)
+        for label in (" is not", "\n\nIt was 3-2")
+    ]
+    encoder, asked = encoder_of(tokenizer(name))
+    assert [(a.tolist(), b.tolist()) for a, b in encoder.pairs(requests)] == alone(tokenizer(name), requests)
+    if name in ("metaspace", "one piece"):  # of these either may read a text as one piece
+        assert encoder._cuts == (name == "metaspace")
+    if encoder._cuts:
+        assert asked == [600 + 2 + 16 + 4, 0]  # contexts, continuations, and the checks
+    else:
+        assert asked == [1200, 0]
+
+
+@pytest.mark.parametrize("odd_ones", [range(5), range(9, 10), range(400)])
+def test_continuations_that_depend_on_far_words_are_found_out(odd_ones, monkeypatch) -> None:
+    """By the first of them or by later checks, whatever the tokenizer says of itself."""
+    monkeypatch.setattr(encoding, "cuts_texts", lambda _: True)
+    odd = {f"{n} more of: " for n in odd_ones}
+
+    class Far:
+        is_fast = True
+
+        def __call__(self, texts: list[str], **_: Any) -> dict[str, Any]:
+            rows = [[3 + ord(c) % 97 for c in text] for text in texts]
+            for text, row in zip(texts, rows, strict=True):
+                if any(text.startswith(begin) for begin in odd) and text.endswith("end"):
+                    row[-1] = 1
+            return {"input_ids": rows, "offset_mapping": [[(n, n + 1) for n in range(len(row))] for row in rows]}
+
+    requests = [(f"{n} more of: these words", " end") for n in range(400)]
+    encoder, asked = encoder_of(Far())
+    found = [(before.tolist(), after.tolist()) for before, after in encoder.pairs(requests)]
+    assert found == alone(Far(), requests)
+    assert (asked[-1] > 0) == (len(odd_ones) < 400)
 
 
 class Small:
