@@ -287,14 +287,14 @@ def of_the_papers(hub_id: str, kind: str, rate: float) -> tuple[str, Parts]:
     from iclperm.engine.plain_model import read_facts
     from iclperm.models.costs import STUDIES, WORKLOADS, study_plan
     from iclperm.models.papers import paper_models
-    from iclperm.runs.limits import DEFAULT
+    from iclperm.runs.limits import OF_A_GPU
 
     (model,) = (model for model in paper_models() if model.hub_id == hub_id)
     with model.folder() as folder:
         facts = read_facts(folder, device="cpu", dtype="bfloat16")
     (study,) = (study for study in STUDIES if study.name == kind)
-    flops = unit_flops(facts, study_plan(study, WORKLOADS[0], DEFAULT.tokens_of_unit(facts.decoder_parameters)))
-    per_part = -(-len(flops) // DEFAULT.parts)
+    flops = unit_flops(facts, study_plan(study, WORKLOADS[0], OF_A_GPU.tokens_of_unit(facts.decoder_parameters)))
+    per_part = -(-len(flops) // OF_A_GPU.parts)
     costs = np.add.reduceat(flops, range(0, len(flops), per_part))
     return f"{hub_id} {kind}", Parts(costs / (rate * 1e12), np.zeros(len(costs)), costs)
 

@@ -27,7 +27,7 @@ from iclperm.runs.audit import RunStatus, Verification
 from iclperm.runs.execute import Local, run_one
 from iclperm.runs.finish import open_one
 from iclperm.runs.formats import has_begun, is_grid, is_several
-from iclperm.runs.limits import DEFAULT, WorkLimits
+from iclperm.runs.limits import WorkLimits
 from iclperm.runs.plan import StudyPlan, plan_one
 from iclperm.runs.progress import Progress, Watcher
 from iclperm.runs.scorers import LocalModel
@@ -85,11 +85,12 @@ def run(
 
     ``out`` is the study's own unless given. ``extend`` lets a run grow in sets, permutations and queries; what is there
     stays. ``mixed`` accepts parts whose last bits may differ, from another machine or version. Several processes may
-    run one study into one folder. ``limits`` cut the work otherwise than by default, and must be the same for every
-    session of a folder. ``send_keys`` name the hosts that keys may go to by their variables, as
-    ``{"OPENAI_API_KEY": "api.openai.com"}``: the key that a study's endpoint wants is sent nowhere else. The folder
-    keeps the texts of all prompts in texts.parquet unless ``with_text`` is False, or the task's data may not be handed
-    on and it is not True. A kind that could not be reported is refused before anything is computed.
+    run one study into one folder. ``limits`` cut the work otherwise than the device that begins the run would have it,
+    which its folder then says, and must be the same for every session of a folder. ``send_keys`` name the hosts that
+    keys may go to by their variables, as ``{"OPENAI_API_KEY": "api.openai.com"}``: the key that a study's endpoint
+    wants is sent nowhere else. The folder keeps the texts of all prompts in texts.parquet unless ``with_text`` is
+    False, or the task's data may not be handed on and it is not True. A kind that could not be reported is refused
+    before anything is computed.
 
     ``workers`` have the model run in so many processes, each on a GPU or a group of cores of its own: results are those
     of one process with as many threads as each of them. With ``ray``, the address of a Ray cluster, or True for the one
@@ -108,7 +109,7 @@ def run(
     _refuse_url(out or study.out)
     if workers is not None or ray:
         _refuse_workers(study)
-    terms = _Terms(extend, mixed, limits or DEFAULT, send_keys, with_text)
+    terms = _Terms(extend, mixed, limits, send_keys, with_text)
     with _watched(progress) as watcher, _answering(workers, ray, mixed) as local:
         return _run(study, out, terms, watcher, local)
 
@@ -145,7 +146,7 @@ class _Terms(NamedTuple):
 
     extend: bool
     mixed: bool
-    limits: WorkLimits
+    limits: WorkLimits | None
     send_keys: SendKeys | None
     with_text: bool | None
 
@@ -212,7 +213,7 @@ def run_grid(
             _refuse_workers(cell.study)
     folder = GridFolder.claim(Path(place), grid)
     costs = costs or plan_grid(grid, place)
-    terms = _Terms(extend, mixed, limits or DEFAULT, send_keys, with_text)
+    terms = _Terms(extend, mixed, limits, send_keys, with_text)
     with _watched(progress) as watcher, _answering(workers, ray, mixed) as local:
 
         def one(study: Study, cell: Path) -> Run | StudyRuns:

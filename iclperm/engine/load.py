@@ -341,6 +341,11 @@ def has_device(name: str) -> bool:
     return place.type == "cpu" or bool(getattr(torch, place.type).is_available())
 
 
+def is_gpu(name: str) -> bool:
+    """Whether a device, by its name, is an NVIDIA or AMD GPU; ``auto`` is one where this machine has one."""
+    return _device(name).type == "cuda"
+
+
 def gpus() -> list[str]:
     """The GPUs that this process may use, as CUDA_VISIBLE_DEVICES names them."""
     named = [name.strip() for name in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if name.strip()]

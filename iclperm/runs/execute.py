@@ -22,16 +22,17 @@ from iclperm.endpoint.keys import KeyHosts
 from iclperm.errors import DamagedItem, RunError, RunInterrupted, RunStopped
 from iclperm.runs.deciding import Deciding
 from iclperm.runs.finish import finish, finished
-from iclperm.runs.folder import RunFolder, mend_format, recorded_decisions, recorded_extents, refuse_other_choices
+from iclperm.runs.folder import RunFolder, mend_format, refuse_other_choices
 from iclperm.runs.growing import Growing
 from iclperm.runs.layout import lay_out, with_wave
-from iclperm.runs.limits import DEFAULT, WorkLimits
+from iclperm.runs.limits import WorkLimits
 from iclperm.runs.parts import other_numerics
 from iclperm.runs.plan import races_of
 from iclperm.runs.presence import at_work
 from iclperm.runs.progress import DECIDING, FINISHING, LOADING, TOKENISING, Progress, RunWatch, Watcher
 from iclperm.runs.read import ContextAnswers, Layout, reading_of
 from iclperm.runs.reading import open_reader
+from iclperm.runs.recorded import recorded_decisions, recorded_extents, recorded_limits
 from iclperm.runs.run import FinishedRun
 from iclperm.runs.run_texts import drop_texts, keep_texts
 from iclperm.runs.scorers import Scorer, scorer_of
@@ -65,7 +66,7 @@ def run_one(
     extend: bool,
     mixed: bool,
     progress: Progress | Watcher | None,
-    limits: WorkLimits = DEFAULT,
+    limits: WorkLimits | None = None,
     keys: KeyHosts | None = None,
     with_text: bool | None = None,
     local: Local | None = None,
@@ -94,7 +95,7 @@ def _run(
     extend: bool,
     mixed: bool,
     watch: RunWatch,
-    limits: WorkLimits,
+    limits: WorkLimits | None,
     keys: KeyHosts | None,
     with_text: bool | None,
     local: Local | None,
@@ -104,6 +105,7 @@ def _run(
     path = None if (out or study.out) is None else Path(out or study.out or "")
     if path is not None:
         refuse_other_folder(path, study, extend)
+        limits = limits or recorded_limits(path)
     setting = ResolvedStudy.of(study, limits=limits)
     study = setting.study
     mended = int(path is not None and mend_format(path, setting.identity))

@@ -125,11 +125,11 @@ class RunFolder:
             raise RunError(f"{path} has only begun; run the same study into it to continue")
         if not has_plan:
             raise DamagedItem(f"{path / 'plan.json'} is gone; run the study again, which mends it")
-        return cls(path, [_read_plan(files, file) for file in _plan_files(files)])
+        return cls(path, [read_plan(files, file) for file in plan_files(files)])
 
     def plan_path(self, number: int) -> Path:
         """The plan of a growth, 0 for that of the run itself."""
-        return self.path / _of_growth("plan.json", number)
+        return self.path / of_growth("plan.json", number)
 
     @property
     def plan(self) -> Mapping[str, Any]:
@@ -229,7 +229,7 @@ class RunFolder:
         """``demonstrations`` or ``queries`` as they were after a growth; waves of one extent have those of the first
         of them."""
         extents = self.extents[: len(self.plans)]
-        return self.path / _of_growth(f"{name}.parquet", extents.index(extents[number]))
+        return self.path / of_growth(f"{name}.parquet", extents.index(extents[number]))
 
     def table(self, name: str, number: int = -1) -> pa.Table:
         """``demonstrations`` or ``queries`` as they were after a growth, by default the last; raises `DamagedItem` for
@@ -293,7 +293,7 @@ class RunFolder:
         path = self.plan_path(number)
         if self.files.has(path):
             try:
-                there = _read_plan(self.files, path)
+                there = read_plan(self.files, path)
             except DamagedItem:
                 self._refuse_foreign_parts(path)
                 self.set_aside(path)
@@ -302,7 +302,7 @@ class RunFolder:
         elif number == 0:
             self._refuse_foreign_parts(path)
         self._commit(canonical(plan), path.name)
-        _refuse_another(self.path, _read_plan(self.files, path), plan)  # another process may have been faster
+        _refuse_another(self.path, read_plan(self.files, path), plan)  # another process may have been faster
 
     def _refuse_foreign_parts(self, path: Path) -> None:
         """Raises `RunError` where a plan is damaged or gone and the parts beside it do not say that it was this one."""
@@ -342,7 +342,7 @@ class RunFolder:
 
     def _has_grown(self) -> bool:
         """Whether another process has let the run grow beyond what this one knows."""
-        return len(_plan_files(self.files)) > len(self.plans)
+        return len(plan_files(self.files)) > len(self.plans)
 
     def _write_table(self, number: int, name: str, table: pa.Table) -> None:
         path = self.table_path(name, number)
@@ -395,40 +395,9 @@ def refuse_other_choices(path: Path, choices: Mapping[str, Any]) -> None:
     if not (path.is_dir() and files.has(path / "FORMAT") and files.has(path / "plan.json")):
         return
     with suppress(DamagedItem):
-        there = _read_plan(files, path / "plan.json")
+        there = read_plan(files, path / "plan.json")
         known = {**there, "study": {key: value for key, value in there.get("study", {}).items() if key != "dtype"}}
         _refuse_another(path, {key: known.get(key) for key in choices}, choices)
-
-
-def recorded_extents(path: str | Path, identity: Mapping[str, Any]) -> list[dict[str, int]]:
-    """The extents that the run in a folder has had, as far as its plans can be read.
-
-    Empty where there is no run, or that of another ``identity`` (`ResolvedStudy.identity`).
-    """
-    extents: list[dict[str, int]] = []
-    files = Folder(path)
-    for file in _plan_files(files):
-        with suppress(DamagedItem):
-            plan = _read_plan(files, file)
-            if file.name == "plan.json" and any(plan.get(key) != value for key, value in identity.items()):
-                return []
-            extents = list(plan["extents"])
-    return extents
-
-
-def recorded_decisions(path: str | Path, identity: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """What the waves of the adaptive run in a folder ask, as far as plans can be read in their order; as
-    `recorded_extents`."""
-    decisions: list[dict[str, Any]] = []
-    files = Folder(path)
-    for number, file in enumerate(_plan_files(files)):
-        with suppress(DamagedItem):
-            plan = _read_plan(files, file)
-            if number == 0 and any(plan.get(key) != value for key, value in identity.items()):
-                return []
-            if len(decisions) == number and "decision" in plan:
-                decisions.append(plan["decision"])
-    return decisions
 
 
 def mend_format(path: Path, identity: Mapping[str, Any]) -> bool:
@@ -446,7 +415,7 @@ def mend_format(path: Path, identity: Mapping[str, Any]) -> bool:
     is_version = VERSION.fullmatch(found) is not None
     has_plan = files.has(path / "plan.json")  # asked once: another process may be making this very folder
     try:
-        plan = _read_plan(files, path / "plan.json") if has_plan else None
+        plan = read_plan(files, path / "plan.json") if has_plan else None
     except DamagedItem:
         plan = None
     if plan is not None and any(plan.get(key) != value for key, value in identity.items()):
@@ -476,7 +445,7 @@ def has_only_begun(path: Path) -> bool:
     """Whether who made a run's folder was killed before its plan was written, which comes before any result."""
     files = Folder(path)
     is_run = path.is_dir() and files.has(path / "FORMAT") and format_of(path) == FORMAT
-    return is_run and not _plan_files(files) and not files.names(path / "items")
+    return is_run and not plan_files(files) and not files.names(path / "items")
 
 
 def _refuse_unfetched(path: Path) -> None:
@@ -492,7 +461,8 @@ def _session_files(files: Folder) -> list[Path]:
     return [place / name for name in files.names(place) if name.endswith(".json")]
 
 
-def _plan_files(files: Folder) -> list[Path]:
+def plan_files(files: Folder) -> list[Path]:
+    """Those of the plans in a folder, in the order of its growths."""
     if not files.path.is_dir():
         return []
     names = files.names()
@@ -500,7 +470,8 @@ def _plan_files(files: Folder) -> list[Path]:
     return [files.path / name for name in (*first, *filter(_LATER_PLAN.fullmatch, names))]
 
 
-def _of_growth(name: str, number: int) -> str:
+def of_growth(name: str, number: int) -> str:
+    """What the file ``name`` is called of a growth, 0 for that of the run itself."""
     stem, suffix = name.split(".")
     return f"{stem}-{number:03d}.{suffix}" if number else name
 
@@ -515,7 +486,7 @@ def _signed(plans: Sequence[Mapping[str, Any]], tables: Sequence[Mapping[str, pa
     return signed
 
 
-def _read_plan(files: Folder, path: Path) -> dict[str, Any]:
+def read_plan(files: Folder, path: Path) -> dict[str, Any]:
     """A plan; raises `DamagedItem` where it is not what its digest says."""
     plan = unsealed(bytes_of(files, path, _PLAN_BYTES))
     if plan is None or not is_plan(plan):

@@ -35,6 +35,8 @@ class WorkLimits:
     """Answers of a run that are read when it is opened; those of a larger one are read when they are first used."""
     bytes_in_memory: int = MOST_HELD
     """Of one large array; see `iclperm.base.arrays`."""
+    is_told: bool = False
+    """Whether the run's folder says how many tokens its units have, so that every session keeps to it by itself."""
 
     def tokens_of_unit(self, decoder_parameters: int) -> int:
         """Tokens that a model of this size takes ``unit_flops`` for, within ``unit_tokens``."""
@@ -43,4 +45,6 @@ class WorkLimits:
 
 
 DEFAULT = WorkLimits()
-"""The sizes of a run unless others are given."""
+"""The sizes of a run that a processor begins, unless others are given."""
+OF_A_GPU = WorkLimits(unit_flops=200_000_000_000_000, unit_tokens=(1 << 14, 1 << 17), is_told=True)
+"""Of one that a GPU begins: a second or less of a fast one, twenty of a T4, and packs as large as a GPU wants them."""

@@ -14,7 +14,7 @@ from iclperm.prompts.chat import TextTokenizer
 from iclperm.prompts.tokenise import PromptCounts
 from iclperm.report.notebook import ShownFields
 from iclperm.runs.layout import general_plans, lay_out, plans_of
-from iclperm.runs.limits import DEFAULT, WorkLimits
+from iclperm.runs.limits import WorkLimits
 from iclperm.runs.raced_shots import RacedShots
 from iclperm.runs.setting import ResolvedStudy
 from iclperm.runs.waves import Decision, Racing
@@ -103,7 +103,7 @@ class StudyPlan(ShownFields):
         return {**asdict(self), "bill": bill, "saving": self.saving}
 
 
-def plan_one(study: Study, limits: WorkLimits = DEFAULT) -> StudyPlan:
+def plan_one(study: Study, limits: WorkLimits | None = None) -> StudyPlan:
     """What ``study`` will compute: needs data, tokenizer and the model's configuration, no weights.
 
     Raises the errors of `run` that can be known beforehand. Cost: O(tokens of demonstrations and queries), and a second

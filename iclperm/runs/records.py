@@ -33,6 +33,7 @@ class _WrittenWork(_Written):
     parts: _Count
     general_cells: _Count
     odd_labels: _Count
+    unit_tokens: Annotated[int, Field(ge=1, le=_MOST_OF_ANYTHING)] | None = None
 
 
 class _WrittenTokens(_Written):

@@ -27,7 +27,7 @@ from iclperm.engine.gguf_file import file_digest, file_of, in_words
 from iclperm.errors import ConfigError, ModelError
 from iclperm.prompts.chat import TextTokenizer
 from iclperm.prompts.design import CONTENT_FREE, Design, content_free_examples, draw
-from iclperm.runs.limits import DEFAULT, WorkLimits
+from iclperm.runs.limits import DEFAULT, OF_A_GPU, WorkLimits
 from iclperm.stats.criteria import COUNT_LABELS
 from iclperm.stats.texts import near_duplicates
 from iclperm.study import kinds
@@ -78,10 +78,11 @@ class ResolvedStudy:
     """How its work will be cut."""
 
     @classmethod
-    def of(cls, study: Study, *, weights: bool = True, limits: WorkLimits = DEFAULT) -> ResolvedStudy:
+    def of(cls, study: Study, *, weights: bool = True, limits: WorkLimits | None = None) -> ResolvedStudy:
         """Reads the data, draws the design and finds the model of a study.
 
-        The model of a hub id is fetched where it is not there yet, its weights only with ``weights``. Raises
+        The model of a hub id is fetched where it is not there yet, its weights only with ``weights``. Without
+        ``limits`` the work is cut for the device that the study would run on here. Raises
         `ConfigError`, `DataError` or `ModelError` for what does not go together, cannot be read or is not there.
         """
         task = Task.load(study.task, study.data)
@@ -93,7 +94,7 @@ class ResolvedStudy:
         design = draw(study, task, examples)
         if model is not None:
             import_whole("iclperm.engine.plain_model", "iclperm.engine.tokenizer")  # PyTorch, which an API does without
-        return cls(study, task, examples, design, model, limits)
+        return cls(study, task, examples, design, model, limits or _limits_here(study))
 
     def counts(self, splits: Sequence[str]) -> dict[str, int]:
         """What was left out of train and of some splits of queries, as fields of `RunReport`.
@@ -248,6 +249,15 @@ class ResolvedStudy:
     def unit_tokens(self) -> int:
         """See `WorkLimits.tokens_of_unit`; of an API the most there are."""
         return self.limits.tokens_of_unit(self.facts.decoder_parameters) if self.facts else self.limits.unit_tokens[1]
+
+
+def _limits_here(study: Study) -> WorkLimits:
+    """The limits of a run of this study that is begun on this machine."""
+    if study.endpoint is not None:
+        return DEFAULT
+    from iclperm.engine.load import is_gpu
+
+    return OF_A_GPU if is_gpu(study.device) else DEFAULT
 
 
 def identifying_choices(study: Study, task: Task) -> dict[str, Any]:

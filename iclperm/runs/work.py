@@ -250,6 +250,7 @@ class Work:
                 "units": growth.num_units,
                 "parts": sum(part.growth == number for part in self.parts),
                 "cut": _cut_hash(self.prompts, growth),
+                **({"unit_tokens": setting.unit_tokens} if setting.limits.is_told else {}),
                 "general_cells": self._num_apart(growth),
                 "odd_labels": self._num_odd_labels(growth),
             },
