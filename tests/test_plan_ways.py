@@ -153,7 +153,7 @@ def test_nothing_of_a_tree_is_told_where_there_is_none(call: Call) -> None:
     assert code == 0
     assert not [name for name in ("saving", "distinct  ", "peak", "memory", "pack") if name in printed]
     assert "all of them forwarded" in printed
-    assert "estimated time                - (how fast prompts run one by one is not known)" in printed
+    assert "estimated time                - (what prompts run one by one take is not known)" in printed
     code, printed = call("--plain", "--kind", "curve", "--sets", "1")
     assert code == 0
     assert "saving" not in printed

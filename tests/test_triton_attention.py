@@ -424,6 +424,6 @@ def test_triton_is_refused_on_a_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
 
 NOT_SERVED = (
     r"^triton attention runs float32, bfloat16 and float16 with heads of up to 256 dimensions on CUDA devices where "
-    r"triton is installed, not torch.float64 with \d+ on c\w+(:0)?; choose attention='torch' "
-    r"\(iclperm run --attention torch\)$"
+    r"triton is installed, not torch.float64 with \d+ on c\w+(:0)?; choose attention='auto' "
+    r"\(iclperm run --attention auto\)$"
 )

@@ -233,7 +233,7 @@ def _about_generation(planned: StudyPlan) -> dict[str, str]:
 def _memory(planned: StudyPlan) -> str:
     estimate = planned.estimate
     if estimate is None or estimate.memory is None:
-        return "-"
+        return _unknown(planned)
     budget = estimate.memory_budget
     packs = f"in packs of {estimate.pack_tokens} tokens"
     lines = [f"{estimate.memory}, {packs}" + (f" (budget {bytes_in_words(budget)})" if budget is not None else "")]
@@ -243,10 +243,14 @@ def _memory(planned: StudyPlan) -> str:
     return "; ".join(lines)
 
 
+def _unknown(planned: StudyPlan) -> str:
+    return f"- ({planned.untimed})" if planned.untimed else "-"
+
+
 def _estimated(planned: StudyPlan) -> str:
     estimate = planned.estimate
     if estimate is None or estimate.seconds is None:
-        return f"- ({planned.untimed})" if planned.untimed else "-"
+        return _unknown(planned)
     rate = f"{estimate.flops_per_second / 1e9:,.0f} GFLOP/s"
     if not estimate.is_measured:
         rate += "; an estimate from one model on one GPU"

@@ -56,14 +56,14 @@ def refuse_attention(attention: str, devices: Sequence[torch.device], dtype: tor
     where = devices[0]
     if attention == "native" and not attends_natively(devices, dtype, head_size):
         raise ModelError(
-            f"native attention runs float32 and bfloat16 on a CPU, not {dtype} on {where}; choose attention='torch' "
-            "(iclperm run --attention torch)"
+            f"native attention runs float32 and bfloat16 on a CPU, not {dtype} on {where}; choose attention='auto' "
+            "(iclperm run --attention auto)"
         )
     if attention == "triton" and not attends_by_triton(devices, dtype, head_size):
         raise ModelError(
             f"triton attention runs float32, bfloat16 and float16 with heads of up to {MAX_HEAD_DIM} dimensions on "
             f"CUDA devices where triton is installed, not {dtype} with {head_size} on {where}; "
-            "choose attention='torch' (iclperm run --attention torch)"
+            "choose attention='auto' (iclperm run --attention auto)"
         )
 
 

@@ -122,7 +122,7 @@ def plan_one(study: Study, limits: WorkLimits | None = None) -> StudyPlan:
     if not plans or study.endpoint is not None:
         return _summary(work)
     if study.plain:
-        return replace(_summary(work), untimed="how fast prompts run one by one is not known")
+        return replace(_summary(work), untimed="what prompts run one by one take is not known")
     if not has_device(study.device):
         return replace(_summary(work), untimed=f"this machine has no {study.device}")
     assert work.setting.model is not None
