@@ -17,7 +17,8 @@ from zoo import ZOO
 
 from iclperm import _core
 from iclperm.engine import Engine, plan_product, plan_requests, selfcheck
-from iclperm.engine.forward import KvPool, PassLimits
+from iclperm.engine.families import Family
+from iclperm.engine.forward import KvPool, PassLimits, TreeForward
 from iclperm.engine.kernels.linear import MatrixProduct
 from iclperm.engine.layers import FusedLayer, _LayerParts, known_decoder
 from iclperm.engine.model import TreeModel
@@ -386,6 +387,78 @@ def test_layers_that_differ_on_first_use_are_given_up(monkeypatch: pytest.Monkey
     assert engine.layers == engine.numerics["layers"] == "transformers"
     assert engine.numerics["given_up"] == ["decoder layers"]
     assert engine.report.skipped_tokens == 0
+
+
+def _broken_parts(parts: _LayerParts) -> dict[str, dict[str, Any]]:
+    """Every piece that a layer has, each gone wrong by itself."""
+    norms = ("before_attention", "after_attention", "before_mlp", "after_mlp", "q_norm", "k_norm")
+    there = [name for name in norms if getattr(parts, name) is not None]
+    weights = {name: getattr(parts, name).weight for name in there}
+    broken: dict[str, dict[str, Any]] = {
+        f"{name} with another weight": {name: replace(getattr(parts, name), weight=weights[name].roll(1))}
+        for name in there
+    }
+    for name in "qkvo":
+        product = getattr(parts, name)
+        broken[f"{name} of other inputs"] = {name: replace(product, weight=product.weight.roll(1, dims=1))}
+        if product.bias is not None:
+            broken[f"{name} without its bias"] = {name: replace(product, bias=None)}
+    for place, product in enumerate((*parts.into, parts.down)):
+        changed = [*parts.into, parts.down]
+        changed[place] = replace(product, weight=product.weight.roll(1, dims=1))
+        broken[f"matrix {place} of the MLP of other inputs"] = {"into": changed[:-1], "down": changed[-1]}
+        if product.bias is not None:
+            changed = [*parts.into, parts.down]
+            changed[place] = replace(product, bias=None)
+            broken[f"matrix {place} of the MLP without its bias"] = {"into": changed[:-1], "down": changed[-1]}
+    if len(parts.into) == 2:
+        broken["gates for factors"] = {"into": parts.into[::-1]}
+    broken["another activation"] = {"activate": lambda inner, factor: inner if factor is None else inner * factor}
+    broken["turned or not"] = {"turns": not parts.turns}
+    broken["another multiplier"] = {"multiplier": parts.multiplier * 1.01}
+    broken["another scaling"] = {"rule": replace(parts.rule, scaling=parts.rule.scaling * 1.01)}
+    broken["another window"] = {"rule": replace(parts.rule, window=(parts.rule.window or 600) + 1)}
+    broken["another soft-cap"] = {"rule": replace(parts.rule, softcap=parts.rule.softcap + 30.0)}
+    return broken
+
+
+@pytest.mark.parametrize("name", KNOWN)
+def test_a_piece_of_a_layer_that_goes_wrong_is_seen_on_first_use(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    model, bind = ZOO[name].build(), FusedLayer._bind
+    bound: list[_LayerParts] = []
+
+    def binding(change: str | None, layer: FusedLayer, tree: TreeForward) -> _LayerParts:
+        parts = bind(layer, tree)
+        bound.append(parts)
+        return parts if change is None or not layer._is_last else replace(parts, **_broken_parts(parts)[change])
+
+    def agrees(change: str | None) -> bool:
+        monkeypatch.setattr(FusedLayer, "_bind", lambda layer, tree: binding(change, layer, tree))
+        return selfcheck.layers_agree(TreeModel(model))
+
+    assert agrees(None)
+    assert len(bound) == model.config.num_hidden_layers
+    for change in _broken_parts(bound[-1]):
+        assert not agrees(change), change
+
+
+@pytest.mark.parametrize(
+    ("name", "change"),
+    [(name, "turns_neighbours") for name in KNOWN]
+    + [(name, "is_parallel") for name in PARALLEL]
+    + [(name, "has_tables_of_neighbours") for name in ("glm", "glm4", "cohere", "cohere2-window")],
+)
+def test_a_family_that_is_told_wrong_is_seen_on_first_use(
+    name: str, change: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = ZOO[name].build()
+    first = FusedLayer.__init__
+
+    def told_wrong(layer: FusedLayer, module: Any, family: Family, **given: bool) -> None:
+        first(layer, module, replace(family, **{change: not getattr(family, change)}), **given)
+
+    monkeypatch.setattr(FusedLayer, "__init__", told_wrong)
+    assert not selfcheck.layers_agree(TreeModel(model))
 
 
 def test_each_layer_is_compared_within_the_tolerance(monkeypatch: pytest.MonkeyPatch) -> None:
