@@ -14,7 +14,7 @@ from transformers import AutoTokenizer, PreTrainedTokenizerFast
 from zoo import VOCAB, ZOO
 
 from iclperm.demo import model_path
-from iclperm.engine import Engine, encoding
+from iclperm.engine import Engine
 from iclperm.engine.encoding import Encoder
 from iclperm.engine.shared_text import SharedTexts, _common_length, added_tokens
 
@@ -181,20 +181,6 @@ def alone(tokenizer: Any, requests: list[tuple[str, str]]) -> list[tuple[list[in
     ]
 
 
-def encoder_of(tokenizer: Any) -> tuple[Encoder, list[int]]:
-    """An encoder that puts nothing before texts, and how many texts it was given at a time."""
-    encoder, asked = Encoder(tokenizer, None), list[int]()
-    encoder.__dict__["_added"], encoder.prefix_id = np.empty(0, np.int32), 0
-    encode_all = encoder._encode_all
-
-    def counted(texts: list[str]) -> list[np.ndarray]:
-        asked.append(len(texts))
-        return encode_all(texts)
-
-    encoder._encode_all = counted
-    return encoder, asked
-
-
 @pytest.mark.parametrize("name", ["bundled", *MADE])
 @given(
     contexts=st.lists(pieces.map("".join), min_size=1, max_size=12),
@@ -206,49 +192,60 @@ def test_continuations_after_the_same_words_are_those_of_each_whole_text(name, c
     requests = [(context + ending, each) for context in contexts for ending in endings for each in more]
     wanted = alone(tokenizer(name), requests)
     assume(all(after for _, after in wanted))
-    encoder, _ = encoder_of(tokenizer(name))
+    encoder = Encoder(tokenizer(name), None)
+    encoder.__dict__["_added"], encoder.prefix_id = np.empty(0, np.int32), 0  # nothing before texts
     found = [(before.tolist(), after.tolist()) for before, after in encoder.pairs(requests)]
     assert found == [(before or [0], after) for before, after in wanted]
 
 
-@pytest.mark.parametrize("name", ["bundled", *MADE])
-def test_continuations_after_the_same_words_are_tokenised_about_once(name: str) -> None:
-    requests = [
-        ("".join(TEXT[:2]) + f"{n} more: Article: rain.\nAnswer:", label)
-        for n in range(300)
-        for label in (" is not", "\n\nIt was 3-2")
-    ]
-    encoder, asked = encoder_of(tokenizer(name))
-    assert [(a.tolist(), b.tolist()) for a, b in encoder.pairs(requests)] == alone(tokenizer(name), requests)
-    if name in ("metaspace", "one piece"):  # of these either may read a text as one piece
-        assert encoder._cuts == (name == "metaspace")
-    if encoder._cuts:
-        assert asked == [600 + 2 + 16 + 4, 0]  # contexts, continuations, and the checks
-    else:
-        assert asked == [1200, 0]
+def test_the_same_words_before_the_same_continuation_are_tokenised_once() -> None:
+    """So that a text through ``loglikelihood`` costs about what its ids do, checks and all."""
+    bundled, given_texts = tokenizer("bundled"), list[str]()
+
+    class Counting:
+        def __getattr__(self, name: str) -> Any:
+            return getattr(bundled, name)
+
+        def __call__(self, texts: list[str], **options: Any) -> Any:
+            given_texts.extend(texts)
+            return bundled(texts, **options)
+
+    start = "".join(TEXT[:3])
+    asked = " and then some more words: Article: rain.\nAnswer:"
+    requests = [(start * n + asked, label) for n in range(1, 100) for label in (" Sports", " World", " now")]
+    encoder = Encoder(Counting(), None)
+    encoder.pairs(requests[:1])
+    given_texts.clear()
+    assert [(a.tolist()[1:], b.tolist()) for a, b in encoder.pairs(requests)] == alone(bundled, requests)
+    windows = [text for text in given_texts if not text.startswith("Article: Oil")]
+    assert len(windows) <= 3 + 2 * 99  # of each label one; what follows a context and the context itself
+    assert len(given_texts) < len(requests)
 
 
-@pytest.mark.parametrize("odd_ones", [range(5), range(9, 10), range(400)])
-def test_continuations_that_depend_on_far_words_are_found_out(odd_ones, monkeypatch) -> None:
-    """By the first of them or by later checks, whatever the tokenizer says of itself."""
-    monkeypatch.setattr(encoding, "cuts_texts", lambda _: True)
-    odd = {f"{n} more of: " for n in odd_ones}
+class FarWords:
+    """A tokenizer that gives a text's last character another id where the text begins in some way."""
 
-    class Far:
-        is_fast = True
+    is_fast = True
 
-        def __call__(self, texts: list[str], **_: Any) -> dict[str, Any]:
-            rows = [[3 + ord(c) % 97 for c in text] for text in texts]
-            for text, row in zip(texts, rows, strict=True):
-                if any(text.startswith(begin) for begin in odd) and text.endswith("end"):
-                    row[-1] = 1
-            return {"input_ids": rows, "offset_mapping": [[(n, n + 1) for n in range(len(row))] for row in rows]}
+    def __init__(self, odd: set[str]) -> None:
+        self._odd = odd
 
-    requests = [(f"{n} more of: these words", " end") for n in range(400)]
-    encoder, asked = encoder_of(Far())
-    found = [(before.tolist(), after.tolist()) for before, after in encoder.pairs(requests)]
-    assert found == alone(Far(), requests)
-    assert (asked[-1] > 0) == (len(odd_ones) < 400)
+    def __call__(self, texts: list[str], **_: Any) -> dict[str, Any]:
+        rows = [[3 + ord(c) % 97 for c in text] for text in texts]
+        for text, row in zip(texts, rows, strict=True):
+            if text.endswith("end") and any(text.startswith(begin) for begin in self._odd):
+                row[-1] = 1
+        return {"input_ids": rows, "offset_mapping": [[(n, n + 1) for n in range(len(row))] for row in rows]}
+
+
+@pytest.mark.parametrize("num_odd", [0, 25])
+def test_prompts_of_a_product_that_depend_on_far_words_are_found_out(num_odd: int) -> None:
+    """Contexts end alike, so that one of them is looked at for all; others are, too, as a check."""
+    contexts, queries = [f"{n} times: these same words" for n in range(53)], [" in the", " at an"]
+    encoder = Encoder(FarWords({f"{n} times" for n in range(53 - num_odd, 53)}), None)
+    encoder.__dict__["_added"] = np.empty(0, np.int32)
+    found = encoder.product(contexts, queries, [[" end"]] * 2)
+    assert found.holds.all() == found.holds.any() == (num_odd == 0)
 
 
 class Small:

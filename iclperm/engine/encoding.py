@@ -13,11 +13,12 @@ import numpy.typing as npt
 from iclperm.base.tokenizer_file import told_where_it_gives_up
 from iclperm.engine.given import listed, refuse_halves, shortly
 from iclperm.engine.plan import ContextPaths
-from iclperm.engine.shared_text import SharedTexts, added_tokens, cuts_texts, is_checked
+from iclperm.engine.shared_text import SharedTexts, added_tokens
 from iclperm.engine.tree import Ids, IntArray, Rows, TokenArray
 from iclperm.errors import RequestError
 
 Text = str | Ids
+_CHECKED = 16  # prompts of a product that are tokenised whole besides
 
 
 @dataclass(frozen=True)
@@ -129,8 +130,9 @@ class Encoder:
         """Ids of the factors, for the contexts after which every jointly tokenised prompt is their concatenation.
 
         Parts are cut out of whole prompts. That they join is looked at for each ending of a context before each
-        beginning of a query, two words of either: no merge of any tokenizer in use reaches farther. Cost: about the
-        characters of the tree of contexts, of the queries, and some dozens for each ending with each beginning.
+        beginning of a query, two words of either: no merge of any tokenizer in use reaches farther. Some whole prompts
+        are held against that; if one differs, no context is said to hold. Cost: about the characters of the tree of
+        contexts, of the queries, of those prompts, and some dozens for each ending with each beginning.
         """
         ends, heads = _classes([tail(context) for context in contexts]), _classes([_head(query) for query in queries])
         lead = min(np.flatnonzero(ends == np.argmax(np.bincount(ends))).tolist(), key=lambda each: len(contexts[each]))
@@ -141,13 +143,18 @@ class Encoder:
         query_ids, label_ids = parts
         first = {(int(end), int(head)): (c, q) for c, end in reversed([*enumerate(ends)])
                  for q, head in reversed([*enumerate(heads)])}  # fmt: skip
-        pairs = list(first.values())
+        drawn = np.random.default_rng(0).integers(len(contexts) * len(queries), size=_CHECKED)
+        checked = [divmod(cell, len(queries)) for cell in drawn.tolist()]
+        pairs = [*first.values(), *checked]
         whole = self._encode_all([contexts[c] + queries[q] + labels[q][0] for c, q in pairs])
-        failed = {
-            int(ends[c])
+        differ = {
+            (c, q)
             for (c, q), ids in zip(pairs, whole, strict=True)
             if not np.array_equal(ids, np.concatenate([context_ids[c], query_ids[q], label_ids[q][0]]))
         }
+        failed = {int(ends[c]) for c, _ in differ}
+        if any(cell in differ and first[int(ends[cell[0]]), int(heads[cell[1]])] not in differ for cell in checked):
+            failed = set(ends.tolist())  # what one prompt shows is not true of all that join at the same words
         return TextProduct(context_ids, query_ids, label_ids, ~np.isin(ends, list(failed)))
 
     def _cut(self, contexts: Sequence[str], follower: str) -> list[TokenArray]:
@@ -187,11 +194,12 @@ class Encoder:
     def pairs(self, requests: Sequence[tuple[Text, Text]]) -> list[tuple[TokenArray, TokenArray]]:
         """Ids of each context and of its continuation, the empty context as the prefix token."""
         texts = [_at_a_word(str(context), str(more)) for context, more in requests if isinstance(context, str)]
-        encoded = iter(self._joint(texts))
+        encoded = iter(self._encode_all([part for context, whole in texts for part in (context, whole)]))
         pairs = []
         for number, (context, continuation) in enumerate(requests):
             if isinstance(context, str):
-                context_ids, continuation_ids = next(encoded)
+                context_ids, whole = next(encoded), next(encoded)
+                continuation_ids = whole[len(context_ids) :]
             else:
                 context_ids = Rows.of([context], f"request {number} context").tokens
                 assert not isinstance(continuation, str)
@@ -203,32 +211,6 @@ class Encoder:
                 )
             pairs.append((context_ids if context_ids.size else self._instead_of_nothing(number), continuation_ids))
         return pairs
-
-    def _joint(self, texts: list[tuple[str, str]]) -> list[tuple[TokenArray, TokenArray]]:
-        """Ids of each text, and those that follow them in a longer text that begins with it.
-
-        What follows the same two words has the same ids, if the tokenizer cuts texts into words: it is tokenised once,
-        and as a check some more times. If one differs, every text is tokenised whole.
-        """
-        shorter, wholes = [text for text, _ in texts], [whole for _, whole in texts]
-        first: dict[object, int] = {}
-        alike = [
-            first.setdefault((tail(text), whole[len(text) :]) if self._cuts else number, number)
-            for number, (text, whole) in enumerate(texts)
-        ]
-        again = [number for number, other in enumerate(alike) if other != number]
-        checked = [number for place, number in enumerate(again) if is_checked(place)]
-        asked = [*first.values(), *checked]
-        encoded = self._encode_all([*shorter, *(wholes[number] for number in asked)])
-        ids, joint = encoded[: len(texts)], dict(zip(asked, encoded[len(texts) :], strict=True))
-        after = {number: whole[len(ids[number]) :] for number, whole in joint.items()}
-        trusted = {number for number, whole in joint.items() if np.array_equal(whole[: len(ids[number])], ids[number])}
-        if not all(np.array_equal(after[number], after[alike[number]]) for number in checked):
-            trusted = set()
-        left = [number for number in again if number not in after and alike[number] not in trusted]
-        for number, whole in zip(left, self._encode_all([wholes[number] for number in left]), strict=True):
-            after[number] = whole[len(ids[number]) :]
-        return [(ids[number], after.get(number, after[other])) for number, other in enumerate(alike)]
 
     def _instead_of_nothing(self, number: int) -> TokenArray:
         if self.prefix_id is None:
@@ -280,10 +262,6 @@ class Encoder:
     def sharing(self, *, is_strict: bool = False) -> SharedTexts | None:
         """What tokenises texts that begin alike; None where each is tokenised by itself."""
         return None if self._added is None else SharedTexts(self._tokenizer, is_strict=is_strict)
-
-    @cached_property
-    def _cuts(self) -> bool:
-        return self._shared is not None and cuts_texts(self._tokenizer)
 
     @property
     def has_tokenizer(self) -> bool:

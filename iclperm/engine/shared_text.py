@@ -76,16 +76,15 @@ class SharedTexts:
         if self._is_whole:
             self.num_whole += sum(begin > 0 and text not in known for text, begin in zip(order, begins, strict=True))
             begins = [0] * len(order)
-        windows = iter(
-            self._encoded([text[begin:] for text, begin in zip(order, begins, strict=True) if text not in known])
-        )
+        cut = [text[begin:] for text, begin in zip(order, begins, strict=True)]
+        distinct = list(dict.fromkeys(window for text, window in zip(order, cut, strict=True) if text not in known))
+        windows = dict(zip(distinct, self._encoded(distinct), strict=True))  # the same words with the same label, say
         found: dict[str, SpannedText] = {}
         before: SpannedText | None = None
-        for text, length, begin in zip(order, shared, begins, strict=True):
+        for text, length, begin, window in zip(order, shared, begins, cut, strict=True):
             whole = known.get(text)
             if whole is None:
-                window = next(windows)
-                whole = window if not begin else _joined(before, window, text, begin, length)
+                whole = windows[window] if not begin else _joined(before, windows[window], text, begin, length)
             if whole is None:
                 self.num_whole += 1
                 (whole,) = self._encoded([text])
