@@ -85,8 +85,8 @@ def run(
 
     ``out`` is the study's own unless given. ``extend`` lets a run grow in sets, permutations and queries; what is there
     stays. ``mixed`` accepts parts whose last bits may differ, from another machine or version. Several processes may
-    run one study into one folder. ``limits`` cut the work otherwise than the device that begins the run would have it,
-    which its folder then says, and must be the same for every session of a folder. ``send_keys`` name the hosts that
+    run one study into one folder. The device that begins a run cuts its work, and the folder says how; ``limits`` that
+    are given in place of that must be given alike in every session of the folder. ``send_keys`` name the hosts that
     keys may go to by their variables, as ``{"OPENAI_API_KEY": "api.openai.com"}``: the key that a study's endpoint
     wants is sent nowhere else. The folder keeps the texts of all prompts in texts.parquet unless ``with_text`` is
     False, or the task's data may not be handed on and it is not True. A kind that could not be reported is refused

@@ -16,7 +16,7 @@ from iclperm import Study
 from iclperm.demo import model_path
 from iclperm.engine import load
 from iclperm.errors import RunError, RunInterrupted
-from iclperm.runs import setting
+from iclperm.runs import execute, setting
 from iclperm.runs.layout import lay_out
 from iclperm.runs.limits import DEFAULT, OF_A_GPU, WorkLimits
 from iclperm.runs.recorded import recorded_limits
@@ -133,6 +133,57 @@ def test_a_plan_that_is_damaged_is_mended_by_what_a_later_one_says(tmp_path, on_
     assert (folder / "plan.json").read_bytes() == before
 
 
+@pytest.mark.parametrize("begun_on_a_gpu", [True, False])
+@pytest.mark.parametrize("is_gone", [True, False])
+def test_a_plan_that_nothing_is_left_of_is_mended_on_the_other_device(
+    begun_on_a_gpu, is_gone, on_a_gpu, tmp_path
+) -> None:
+    on_a_gpu.setattr(setting, "DEFAULT", WorkLimits())
+    on_a_gpu.setattr(load, "is_gpu", lambda device: begun_on_a_gpu)
+    folder, study = tmp_path / "run", Study(**SIZES)
+    found = iclperm.run(study, folder)
+    before = (folder / "plan.json").read_bytes()
+    if is_gone:
+        (folder / "plan.json").unlink()
+    else:
+        (folder / "plan.json").write_bytes(before[: len(before) // 2])
+    on_a_gpu.setattr(load, "is_gpu", lambda device: not begun_on_a_gpu)
+    assert iclperm.run(study, folder).digest == found.digest
+    assert (folder / "plan.json").read_bytes() == before
+    # A stranger's folder stays one.
+    (folder / "plan.json").write_bytes(before[: len(before) // 2])
+    with pytest.raises(RunError, match="the results beside it are not this study's"):
+        iclperm.run(Study(**SIZES, seed=5), folder)
+
+
+def test_two_that_begin_at_once_on_different_devices_agree(on_a_gpu, tmp_path) -> None:
+    """The slower one finds a plan that was not there when it looked."""
+    study, folder = Study(**SIZES), tmp_path / "run"
+    looked = iter([True])
+
+    def recorded(path: Path) -> WorkLimits | None:
+        if next(looked, False):
+            assert recorded_limits(path) is None
+            on_a_gpu.setattr(load, "is_gpu", lambda device: False)
+            iclperm.run(study, folder)
+            on_a_gpu.setattr(load, "is_gpu", lambda device: True)
+            return None
+        return recorded_limits(path)
+
+    on_a_gpu.setattr(execute, "recorded_limits", recorded)
+    found = iclperm.run(study, folder)
+    assert found.report.num_parts == found.report.num_parts_resumed == 1
+    assert "unit_tokens" not in of_work(folder)
+
+
+def test_a_plan_tells_the_parts_of_the_folder_that_is_there(on_a_gpu, tmp_path) -> None:
+    study = Study(**SIZES, out=str(tmp_path / "run"))
+    found = iclperm.run(study)
+    on_a_gpu.undo()
+    assert iclperm.plan(study).num_parts == found.report.num_parts > 1
+    assert iclperm.plan(Study(**SIZES)).num_parts == 1
+
+
 @pytest.mark.parametrize("tokens", [0, -4, "many", 2.5])
 def test_a_plan_of_no_such_size_is_damaged(tokens, tmp_path, on_a_gpu) -> None:
     from iclperm.base.sealed import sealed
@@ -148,6 +199,6 @@ def test_a_plan_of_no_such_size_is_damaged(tokens, tmp_path, on_a_gpu) -> None:
 
 def test_an_api_has_no_device(on_a_gpu) -> None:
     study = Study(model="a/b", endpoint={"base_url": "http://localhost:1/v1", "tokenizer": "any"}, scoring="generate")
-    assert setting._limits_here(study) == DEFAULT
-    assert setting._limits_here(Study()) == FEW
-    assert setting._limits_here(Study(device="cpu")) == DEFAULT
+    assert setting.limits_here(study) == DEFAULT
+    assert setting.limits_here(Study()) == FEW
+    assert setting.limits_here(Study(device="cpu")) == DEFAULT

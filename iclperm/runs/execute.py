@@ -22,7 +22,7 @@ from iclperm.endpoint.keys import KeyHosts
 from iclperm.errors import DamagedItem, RunError, RunInterrupted, RunStopped
 from iclperm.runs.deciding import Deciding
 from iclperm.runs.finish import finish, finished
-from iclperm.runs.folder import RunFolder, mend_format, refuse_other_choices
+from iclperm.runs.folder import CutOtherwise, RunFolder, mend_format, refuse_other_choices
 from iclperm.runs.growing import Growing
 from iclperm.runs.layout import lay_out, with_wave
 from iclperm.runs.limits import WorkLimits
@@ -36,7 +36,7 @@ from iclperm.runs.recorded import recorded_decisions, recorded_extents, recorded
 from iclperm.runs.run import FinishedRun
 from iclperm.runs.run_texts import drop_texts, keep_texts
 from iclperm.runs.scorers import Scorer, scorer_of
-from iclperm.runs.setting import ResolvedStudy, identifying_choices, resolved, with_whole_paths
+from iclperm.runs.setting import ResolvedStudy, identifying_choices, limits_here, resolved, with_whole_paths
 from iclperm.runs.tables import tables
 from iclperm.runs.waves import Decision, Waves, basis_of
 from iclperm.runs.work import Work
@@ -75,7 +75,15 @@ def run_one(
     and ``local`` makes what answers for a model that is behind no API: this process unless given."""
     with RunWatch(progress, Path(study.model_name).name, Path(study.task).stem) as watch, ExitStack() as present:
         try:
-            return _run(study, out, extend, mixed, watch, limits, keys, with_text, local, present)
+            try:
+                return _run(study, out, extend, mixed, watch, limits, keys, with_text, local, present)
+            except CutOtherwise:
+                path = out or study.out
+                if limits is not None or path is None:
+                    raise
+                # Another process was faster, or the plan that said so is damaged.
+                limits = recorded_limits(path) or limits_here(study, elsewhere=True)
+                return _run(study, out, extend, mixed, watch, limits, keys, with_text, local, present)
         except KeyboardInterrupt:
             raise RunInterrupted(_after_stop(out or study.out, watch)) from None
 

@@ -71,6 +71,10 @@ TABLES = ("demonstrations", "queries")
 _LATER_PLAN = re.compile(r"plan-[0-9]{3}\.json")
 
 
+class CutOtherwise(RunError):
+    """A folder's results are another run's, or those of this run cut for another device (`WorkLimits.is_told`)."""
+
+
 class RunFolder:
     """One run's files. Processes with the same plan may write into one folder; another plan is refused.
 
@@ -308,7 +312,9 @@ class RunFolder:
         """Raises `RunError` where a plan is damaged or gone and the parts beside it do not say that it was this one."""
         if not self.parts.are_ours():
             state = "damaged" if self.files.has(path) else "gone"
-            raise RunError(f"{path} is {state}, and the results beside it are not this study's; give another folder")
+            raise CutOtherwise(
+                f"{path} is {state}, and the results beside it are not this study's; give another folder"
+            )
 
     def _write_study(self, study: Study) -> None:
         path = self.path / "study.yaml"
@@ -512,7 +518,9 @@ def _refuse_another(path: Path, there: Mapping[str, Any], here: Mapping[str, Any
     if differences:
         differences = _in_words(differences)
         shown = "; ".join(differences[:3]) + (f"; and {len(differences) - 3} more" if differences[3:] else "")
-        raise RunError(f"{path} holds another run: {shown}; give another folder, or put that back")
+        cuts = [plan.get("work", {}).get("unit_tokens") for plan in (there, here)]
+        error = RunError if cuts[0] == cuts[1] else CutOtherwise
+        raise error(f"{path} holds another run: {shown}; give another folder, or put that back")
 
 
 def _with_later(plan: Mapping[str, Any]) -> dict[str, Any]:

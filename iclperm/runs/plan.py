@@ -16,6 +16,7 @@ from iclperm.report.notebook import ShownFields
 from iclperm.runs.layout import general_plans, lay_out, plans_of
 from iclperm.runs.limits import WorkLimits
 from iclperm.runs.raced_shots import RacedShots
+from iclperm.runs.recorded import recorded_limits
 from iclperm.runs.setting import ResolvedStudy
 from iclperm.runs.waves import Decision, Racing
 from iclperm.runs.work import Work
@@ -110,6 +111,7 @@ def plan_one(study: Study, limits: WorkLimits | None = None) -> StudyPlan:
     to estimate the time, which is left out for a device that this machine lacks, and where a slower way of running is
     chosen (``plain``, ``attention``, ``layers``).
     """
+    limits = limits or (recorded_limits(study.out) if study.out else None)
     work = lay_out(ResolvedStudy.of(study, weights=False, limits=limits))
     from iclperm.engine.estimate import estimate  # after what is quickly known to be wrong
     from iclperm.engine.load import has_device

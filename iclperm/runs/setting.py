@@ -94,7 +94,7 @@ class ResolvedStudy:
         design = draw(study, task, examples)
         if model is not None:
             import_whole("iclperm.engine.plain_model", "iclperm.engine.tokenizer")  # PyTorch, which an API does without
-        return cls(study, task, examples, design, model, limits or _limits_here(study))
+        return cls(study, task, examples, design, model, limits or limits_here(study))
 
     def counts(self, splits: Sequence[str]) -> dict[str, int]:
         """What was left out of train and of some splits of queries, as fields of `RunReport`.
@@ -251,13 +251,13 @@ class ResolvedStudy:
         return self.limits.tokens_of_unit(self.facts.decoder_parameters) if self.facts else self.limits.unit_tokens[1]
 
 
-def _limits_here(study: Study) -> WorkLimits:
-    """The limits of a run of this study that is begun on this machine."""
+def limits_here(study: Study, *, elsewhere: bool = False) -> WorkLimits:
+    """The limits of a run of this study that is begun on this machine; or on one with the other kind of device."""
     if study.endpoint is not None:
         return DEFAULT
     from iclperm.engine.load import is_gpu
 
-    return OF_A_GPU if is_gpu(study.device) else DEFAULT
+    return OF_A_GPU if is_gpu(study.device) != elsewhere else DEFAULT
 
 
 def identifying_choices(study: Study, task: Task) -> dict[str, Any]:
