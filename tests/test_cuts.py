@@ -138,7 +138,6 @@ def test_a_plan_that_is_damaged_is_mended_by_what_a_later_one_says(tmp_path, on_
 def test_a_plan_that_nothing_is_left_of_is_mended_on_the_other_device(
     begun_on_a_gpu, is_gone, on_a_gpu, tmp_path
 ) -> None:
-    on_a_gpu.setattr(setting, "DEFAULT", WorkLimits())
     on_a_gpu.setattr(load, "is_gpu", lambda device: begun_on_a_gpu)
     folder, study = tmp_path / "run", Study(**SIZES)
     found = iclperm.run(study, folder)

@@ -346,6 +346,16 @@ def test_what_is_no_task_is_told(tmp_path, capsys):
     ):
         with pytest.raises(ConfigError, match=said):
             rendered(name)
+    (tmp_path / "mine.yaml").write_text("include: nowhere.yaml\ntask: mine\n")
+    with pytest.raises(
+        ConfigError, match=r"mine\.yaml is named so, but the harness cannot read it: iclperm tasks show"
+    ):
+        rendered("mine", tmp_path)
+    with pytest.raises(ConfigError, match="is named so; iclperm lm-eval ls tasks lists"):
+        rendered("others", tmp_path)
+    with pytest.raises(SystemExit):
+        cli.main(["tasks", "from-harness", str(tmp_path / "mine.yaml")])
+    assert "mine.yaml is a file; give the task's name, and its folder by --include-path" in capsys.readouterr().err
     with pytest.raises(SystemExit) as left:
         cli.main(["tasks", "from-harness", "x", "--out", str(tmp_path.parent)])
     assert left.value.code == 2

@@ -77,6 +77,30 @@ def run(study, folder):
     return iclperm.run(study, out=folder / "run")
 
 
+def test_choices_count_among_the_tokens_of_prompting_one_by_one(run, study, folder, tmp_path):
+    """A prompt once, and of each of its choices all tokens but the last; those of the engine, from the prompts."""
+    work = lay_out(ResolvedStudy.of(study))
+    (product,) = work.products
+    choices, number = work.prompts.choices, work.prompts.num_choices
+    expected = 0
+    for context in product.contexts:
+        for query in product.queries:
+            expected += len(work.prompts.contexts[context]) + len(work.prompts.queries[query])
+            expected += sum(len(ids) - 1 for ids in choices[query][: number[query]])
+    assert work.choice_tokens > 0
+    assert run.report.tokens_naive == iclperm.plan(study).tokens_naive == expected
+    assert iclperm.open_run(folder / "run").report.tokens_naive == expected
+    assert json.loads((folder / "run" / "plan.json").read_text())["tokens"]["naive"] == expected - work.choice_tokens
+    # Grown in two steps, and searched: of all that a search was spared.
+    parts = iclperm.run(study.model_copy(update={"queries": 9}), tmp_path / "parts")
+    assert parts.report.tokens_naive < expected
+    assert iclperm.run(study, tmp_path / "parts", extend=True).report.tokens_naive == expected
+    search = {"kind": "search", "task": study.task, "sets": 1, "permutations": 6, "shots": 3, "dev_queries": 8}
+    race = iclperm.run(Study(**search, queries=16, budget="adaptive"), tmp_path / "race")
+    everything = iclperm.plan(Study(**search, queries=16))
+    assert race.report.tokens_naive == everything.tokens_naive
+
+
 def reading(choices="c", gold="g", letters=None, **row):
     (found,) = RowChoices(choices, gold, letters).of_rows([row], ["f:1"])
     return found

@@ -104,6 +104,19 @@ def test_a_damaged_table_is_named_by_file_and_line(tmp_path, raw, place, message
     assert csv.field_size_limit() == limit
 
 
+def test_rows_without_a_text_are_told(tmp_path):
+    (tmp_path / "train.csv").write_bytes(b'text,label\n"",Red\na,Green\n"  ",Blue\nb,Red\n')
+    task = Task.load(make_task(tmp_path, data={"train": "train.csv", "test": "test.jsonl"}))
+    task.examples("train")
+    assert task.notes == [
+        "2 rows of train have no text in 'text', and are asked and shown so; set drop_blank: true under 'data' to "
+        "leave them out"
+    ]
+    task = Task.load(make_task(tmp_path, data={"train": "train.csv", "test": "test.jsonl", "drop_blank": True}))
+    assert len(task.examples("train")) == 2
+    assert task.notes == []
+
+
 @pytest.mark.parametrize(
     ("columns", "place", "message"),
     [

@@ -497,6 +497,8 @@ def propose_task(
 def render_task(name: str, out: Path | None, include_path: Path | None, limit: int | None, data: Path | None) -> None:
     """Writes a task of lm-evaluation-harness as the harness renders it; raises `ConfigError` where that cannot be."""
     folder = Path(out or name)
+    if Path(name).suffix in (".yaml", ".yml"):
+        raise ConfigError(f"{name} is a file; give the task's name, and its folder by --include-path")
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise ConfigError(f"{folder} is there already; name another folder with --out")
     for option, given, held in (("--include-path", include_path, "task files"), ("--data", data, "rows")):

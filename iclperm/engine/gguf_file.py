@@ -227,14 +227,20 @@ def _one_line(path: Path) -> Iterator[None]:
     except (ModelError, OSError) as error:
         if is_out_of_memory(error) or isinstance(error, ModelError) or error.filename:
             raise
-        raise ModelError(f"cannot read the GGUF file '{path}': {_reason(error)}; fetch it again") from error
+        raise ModelError(
+            f"cannot read the GGUF file '{path}': {_reason(error)}{_size(path)}; fetch it again"
+        ) from error
     except Exception as error:  # whatever a damaged file makes of its readers
         if is_out_of_memory(error):
             raise
         raise ModelError(
-            f"cannot read the GGUF file '{path}': {_reason(error)}; fetch it again, or give the folder of the "
-            "safetensors checkpoint"
+            f"cannot read the GGUF file '{path}': {_reason(error)}{_size(path)}; fetch it again, or give the folder "
+            "of the safetensors checkpoint"
         ) from error
+
+
+def _size(path: Path) -> str:
+    return f"; it has {path.stat().st_size:,} bytes, and may be cut off" if path.is_file() else ""
 
 
 def _reason(error: BaseException) -> str:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import inspect
 import json
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.metadata import version
@@ -209,15 +210,23 @@ def _manager(name: str, include_path: Path | None) -> TaskManager:
     manager = TaskManager(include_path=None if include_path is None else str(include_path))
     if name not in manager.all_subtasks:
         kind = "a group" if name in manager.all_groups else "a tag" if name in manager.all_tags else ""
-        remedy = (
-            "name one of its tasks"
-            if kind
-            else "iclperm lm-eval ls tasks lists what it knows; --include-path adds a folder"
-        )
+        remedy = "name one of its tasks" if kind else _why_unknown(name, include_path)
         raise ConfigError(
             f"lm-evaluation-harness knows no task {name!r}{f', which is {kind}' if kind else ''}; {remedy}"
         )
     return manager
+
+
+def _why_unknown(name: str, include_path: Path | None) -> str:
+    """What to do about a name that the harness does not know: it leaves out the files that it cannot read."""
+    listed = "iclperm lm-eval ls tasks lists what it knows"
+    if include_path is None:
+        return f"{listed}; --include-path adds a folder"
+    for file in sorted(include_path.rglob("*.yaml")):
+        text = file.read_text(encoding="utf-8", errors="replace")
+        if re.search(rf"^task:\s*['\"]?{re.escape(name)}['\"]?\s*$", text, re.MULTILINE):
+            return f"{file} is named so, but the harness cannot read it: iclperm tasks show {file} says why"
+    return f"no file in {include_path} is named so; {listed}"
 
 
 def _loaded(name: str, manager: TaskManager) -> ConfigurableTask:

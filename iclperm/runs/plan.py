@@ -191,7 +191,7 @@ def _summary(work: Work) -> StudyPlan:
         num_queries=design.num_queries - num_content_free,
         num_contexts=work.prompts.num_contexts,
         num_prompts=sum(growth.num_cells for growth in work.growths),
-        tokens_naive=work.tokens.naive,
+        tokens_naive=work.tokens.naive + work.choice_tokens,
         tokens_unique=work.tokens.unique,
         kv_peak_tokens=0 if is_plain else work.tokens.kv_peak,
         kv_peak_bytes=0 if setting.facts is None or is_plain else work.tokens.kv_peak * setting.facts.kv_token_bytes,

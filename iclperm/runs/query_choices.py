@@ -52,6 +52,13 @@ class QueryChoices:
         texts = tuple(tuple(own or ()) for own in queries["choices"].to_pylist())
         return cls(number, right, lengths, texts)
 
+    def tokens_after(self, asked: NDArray[np.bool_]) -> float:
+        """Of queries ``asked`` [Q], how many tokens of choices before their last one has on average: what a model is
+        fed after each of its prompts. 0 where none is asked."""
+        lengths = self.lengths["mean"][asked]
+        is_there = np.arange(lengths.shape[1]) < self.number[asked, None]
+        return float(((lengths - 1) * is_there).sum() / max(1, len(lengths)))
+
     def scale(self, normalize: str) -> NDArray[np.float64]:
         """What log-likelihoods are divided by before choices are compared, float64 [Q, L]."""
         return np.ones(self.right.shape) if normalize in ("sum", PMI) else self.lengths[normalize]

@@ -82,6 +82,7 @@ class Layout:
             groups.setdefault(tuple(shots), []).append(contexts)
         names = [np.array(contexts, dtype=np.int64).reshape(*shape, -1) for contexts in groups.values()]
         context_ids, context_of = np.unique(np.concatenate(names, axis=2), return_inverse=True)
+        choices = QueryChoices.of_table(queries, len(plans[0]["labels"])) if plans[0].get("row_choices") else None
         counts = {
             **last["counts"],
             "tokens_naive": last["tokens"]["naive"],
@@ -89,13 +90,20 @@ class Layout:
             "num_general_cells": sum(plan["work"]["general_cells"] for plan in plans),
             "num_oversampled": int(np.sum(np.maximum(queries["weight"].to_numpy() - 1, 0))),
         }
+        if (
+            choices is not None and "endpoint" not in plans[0]["hashes"]
+        ):  # which are fed after each prompt, and are most of its tokens at times
+            asked = np.array(queries["state"].to_pylist()) == STATES[OK]
+            is_whole = "decision" in last and "crossed" not in last["decision"]["known"]  # what a search was spared
+            cells = len(context_ids) * asked.sum() if is_whole else sum(plan["work"]["cells"] for plan in plans)
+            counts["tokens_naive"] += round(cells * choices.tokens_after(asked))
         return cls(
             context_ids,
             context_of.reshape(*shape, -1),
             queries,
             counts,
             sum(plan["work"]["odd_labels"] for plan in plans),
-            QueryChoices.of_table(queries, len(plans[0]["labels"])) if plans[0].get("row_choices") else None,
+            choices,
             bool(plans[0].get(PMI)),
         )
 

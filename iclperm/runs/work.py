@@ -133,6 +133,19 @@ class Work:
         """Those of the whole study, had it been computed at once."""
         return self.growths[-1].whole
 
+    @property
+    def choice_tokens(self) -> int:
+        """Tokens of choices before their last that are fed after all prompts; 0 where all rows have the same labels,
+        and of an API, whose tokens are not known.
+
+        The plans that run folders hold count prompts alone.
+        """
+        choices, number = self.prompts.choices, self.prompts.num_choices
+        if choices is None or number is None or self.setting.study.endpoint is not None:
+            return 0
+        each = [sum(len(ids) - 1 for ids in choices[query][: number[query]]) for query in self.kept]
+        return round(sum(growth.num_cells for growth in self.growths) * float(np.mean(each)))
+
     @cached_property
     def plain_tokens(self) -> int:
         """Tokens that a model forwards prompt by prompt: every prompt, and before each label's later tokens once more;

@@ -90,6 +90,7 @@ class Task(Choices):
     _templates: dict[str, Template] = PrivateAttr(default_factory=dict)
     _contents: dict[Split, list[Content]] = PrivateAttr(default_factory=dict)
     _num_blank: dict[Split, int] = PrivateAttr(default_factory=dict)
+    _num_empty: dict[Split, int] = PrivateAttr(default_factory=dict)
     _row_choices: RowChoices | None = PrivateAttr(default=None)
     _harness: HarnessRows | None = PrivateAttr(default=None)
 
@@ -335,7 +336,14 @@ class Task(Choices):
         """What was decided about its data and should be known, in a line each."""
         is_halved = self.data.test == HALF
         of_file = [] if self._harness is None else self._harness.notes(is_halved=is_halved)
-        return [*self.data.notes, *of_file]
+        empty = [
+            f"{number:,} row{'s' if number > 1 else ''} of {split} ha{'ve' if number > 1 else 's'} no text in "
+            f"{' and '.join(map(repr, self.fields.values()))}, and are asked and shown so; set drop_blank: true under "
+            "'data' to leave them out"
+            for split, number in self._num_empty.items()
+            if number
+        ]
+        return [*self.data.notes, *of_file, *empty]
 
     def render_demonstration(self, fields: Mapping[str, Any], label: str | int) -> str:
         """One demonstration's text, without the separator that follows it. It shows the right label or choice, by its
@@ -419,6 +427,9 @@ class Task(Choices):
                 rows = self._harness.rows(kept, is_shown)
             else:
                 self._refuse_unknown_labels(kept, positions)
+                self._num_empty[split] = sum(
+                    all(not str(row.get(column) or "").strip() for column in self.fields.values()) for _, row in kept
+                )
                 rows = self._chosen_rows(kept) if self._row_choices else [self._row(*each, positions) for each in kept]
             # What the model gets to read counts: fields that differ elsewhere make the same prompt.
             texts = self._templates["query"].render_all([row.fields for row in rows], [row.place for row in rows])
@@ -518,6 +529,8 @@ class Task(Choices):
             message += f"; in {len(strange):,} rows there are others: {', '.join(others)}"
             message += f" and {left:,} more" if left else ""
             message += "; list them under 'label_values'" + (", or set label_match: fold" if is_variant else "")
+        else:
+            message += "; correct the row, or list what it means under 'label_values'"
         raise DataError(message)
 
     @property
