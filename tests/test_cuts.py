@@ -9,13 +9,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from transformers import Qwen2Config
 
 import iclperm
 from iclperm import Study
 from iclperm.demo import model_path
 from iclperm.engine import load
-from iclperm.errors import RunError, RunInterrupted
+from iclperm.errors import IclpermError, RunError, RunInterrupted
 from iclperm.runs import execute, setting
 from iclperm.runs.layout import lay_out
 from iclperm.runs.limits import DEFAULT, OF_A_GPU, WorkLimits
@@ -151,8 +152,9 @@ def test_a_plan_that_nothing_is_left_of_is_mended_on_the_other_device(
     assert (folder / "plan.json").read_bytes() == before
     # A stranger's folder stays one.
     (folder / "plan.json").write_bytes(before[: len(before) // 2])
-    with pytest.raises(RunError, match="the results beside it are not this study's"):
+    with pytest.raises(RunError, match="the results beside it are not this study's") as refused:
         iclperm.run(Study(**SIZES, seed=5), folder)
+    assert type(refused.value) is RunError
 
 
 def test_two_that_begin_at_once_on_different_devices_agree(on_a_gpu, tmp_path) -> None:
@@ -194,6 +196,23 @@ def test_a_plan_of_no_such_size_is_damaged(tokens, tmp_path, on_a_gpu) -> None:
     plan.pop("digest")
     (folder / "plan.json").write_text(json.dumps(sealed(plan)))
     assert any("plan.json is damaged" in line for line in iclperm.verify(folder).damage)
+
+
+def test_a_gpu_that_is_not_here_cuts_nothing(monkeypatch, tmp_path) -> None:
+    """Else a run that could not begin would have been cut for it."""
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert not load.is_gpu("cuda")
+    assert not load.is_gpu("auto")
+    with pytest.raises(IclpermError):
+        iclperm.run(Study(**SIZES, device="cuda"), tmp_path / "run")
+    found = iclperm.run(Study(**SIZES, device="cpu"), tmp_path / "run")
+    assert "unit_tokens" not in of_work(tmp_path / "run")
+    assert found.report.num_parts == 1
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    assert load.is_gpu("cuda:1")
+    assert load.is_gpu("balanced")
+    assert load.is_gpu("auto")
+    assert not load.is_gpu("cpu")
 
 
 def test_an_api_has_no_device(on_a_gpu) -> None:

@@ -91,6 +91,11 @@ def test_choices_count_among_the_tokens_of_prompting_one_by_one(run, study, fold
     assert run.report.tokens_naive == iclperm.plan(study).tokens_naive == expected
     assert iclperm.open_run(folder / "run").report.tokens_naive == expected
     assert json.loads((folder / "run" / "plan.json").read_text())["tokens"]["naive"] == expected - work.choice_tokens
+    # Where orderings are asked queries of their own, all cells are told beside them, by prompts alone.
+    dealt = Study(task=study.task, sets=2, permutations=2, shots=2, queries=16, cells="blocks", queries_per_ordering=4)
+    found = iclperm.run(dealt, tmp_path / "dealt").report.tokens_naive
+    counted = json.loads((tmp_path / "dealt" / "plan.json").read_text())["tokens"]["naive"]
+    assert found == iclperm.plan(dealt).tokens_naive == counted
     # Grown in two steps, and searched: of all that a search was spared.
     parts = iclperm.run(study.model_copy(update={"queries": 9}), tmp_path / "parts")
     assert parts.report.tokens_naive < expected

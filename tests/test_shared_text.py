@@ -226,6 +226,7 @@ class FarWords:
     """A tokenizer that gives a text's last character another id where the text begins in some way."""
 
     is_fast = True
+    bos_token_id = eos_token_id = None
 
     def __init__(self, odd: set[str]) -> None:
         self._odd = odd

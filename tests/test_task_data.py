@@ -109,11 +109,15 @@ def test_rows_without_a_text_are_told(tmp_path):
     task = Task.load(make_task(tmp_path, data={"train": "train.csv", "test": "test.jsonl"}))
     task.examples("train")
     assert task.notes == [
-        "2 rows of train have no text in 'text', and are asked and shown so; set drop_blank: true under 'data' to "
-        "leave them out"
+        "2 rows of train have no text in 'text', and are asked and shown so; take them out, or set drop_blank: "
+        "true under 'data', which leaves out each row with a blank column"
     ]
     task = Task.load(make_task(tmp_path, data={"train": "train.csv", "test": "test.jsonl", "drop_blank": True}))
     assert len(task.examples("train")) == 2
+    assert task.notes == []
+    (tmp_path / "train.jsonl").write_text('{"text": 0, "label": "Red"}\n{"text": false, "label": "Green"}\n')
+    task = Task.load(make_task(tmp_path, data={"train": "train.jsonl", "test": "test.jsonl"}))
+    task.examples("train")
     assert task.notes == []
 
 

@@ -144,9 +144,11 @@ class Encoder:
         first = {(int(end), int(head)): (c, q) for c, end in reversed([*enumerate(ends)])
                  for q, head in reversed([*enumerate(heads)])}  # fmt: skip
         drawn = np.random.default_rng(0).integers(len(contexts) * len(queries), size=_CHECKED)
-        checked = [divmod(cell, len(queries)) for cell in drawn.tolist()]
+        cells = {divmod(cell, len(queries)) for cell in drawn.tolist()}
+        checked = sorted(cells - set(first.values()))
         pairs = [*first.values(), *checked]
-        whole = self._encode_all([contexts[c] + queries[q] + labels[q][0] for c, q in pairs])
+        texts = [contexts[c] + queries[q] + labels[q][0] for c, q in pairs]
+        whole = self._encode_all(texts[: len(first)]) + (self._encode_whole(texts[len(first) :]) if checked else [])
         differ = {
             (c, q)
             for (c, q), ids in zip(pairs, whole, strict=True)

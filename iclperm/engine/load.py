@@ -342,8 +342,8 @@ def has_device(name: str) -> bool:
 
 
 def is_gpu(name: str) -> bool:
-    """Whether a device, by its name, is an NVIDIA or AMD GPU; ``auto`` is one where this machine has one."""
-    return _device(name).type == "cuda"
+    """Whether a device, by its name, is an NVIDIA or AMD GPU that this machine has."""
+    return _device(name).type == "cuda" and has_device(name)
 
 
 def gpus() -> list[str]:

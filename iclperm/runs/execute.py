@@ -7,7 +7,7 @@ import secrets
 import shutil
 import time
 from collections import Counter
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, suppress
 from dataclasses import dataclass, field, replace
 from importlib.metadata import PackageNotFoundError, version
@@ -75,17 +75,22 @@ def run_one(
     and ``local`` makes what answers for a model that is behind no API: this process unless given."""
     with RunWatch(progress, Path(study.model_name).name, Path(study.task).stem) as watch, ExitStack() as present:
         try:
-            try:
-                return _run(study, out, extend, mixed, watch, limits, keys, with_text, local, present)
-            except CutOtherwise:
-                path = out or study.out
-                if limits is not None or path is None:
-                    raise
-                # Another process was faster, or the plan that said so is damaged.
-                limits = recorded_limits(path) or limits_here(study, elsewhere=True)
-                return _run(study, out, extend, mixed, watch, limits, keys, with_text, local, present)
+            for cut in _cuts(study, out or study.out, limits):
+                try:
+                    return _run(study, out, extend, mixed, watch, cut, keys, with_text, local, present)
+                except CutOtherwise as error:
+                    refusal = RunError(str(error))
+            raise refusal
         except KeyboardInterrupt:
             raise RunInterrupted(_after_stop(out or study.out, watch)) from None
+
+
+def _cuts(study: Study, path: str | Path | None, limits: WorkLimits | None) -> Iterator[WorkLimits | None]:
+    """How to cut a run, and if its folder turns out to be cut otherwise, how else: another process may have begun it
+    meanwhile, or the plan that says so is lost."""
+    yield limits
+    if limits is None and path is not None and study.endpoint is None:
+        yield recorded_limits(path) or limits_here(study, elsewhere=True)
 
 
 def _after_stop(path: str | Path | None, watch: RunWatch) -> str:

@@ -47,4 +47,5 @@ class WorkLimits:
 DEFAULT = WorkLimits()
 """The sizes of a run that a processor begins, unless others are given."""
 OF_A_GPU = WorkLimits(unit_flops=200_000_000_000_000, unit_tokens=(1 << 14, 1 << 17), is_told=True)
-"""Of one that a GPU begins: a second or less of a fast one, twenty of a T4, and packs as large as a GPU wants them."""
+"""Of one that a GPU begins, whose packs are as large as it wants them: of a model of up to 6 B parameters a second of a
+fast one, twenty of a T4."""

@@ -90,11 +90,11 @@ class Layout:
             "num_general_cells": sum(plan["work"]["general_cells"] for plan in plans),
             "num_oversampled": int(np.sum(np.maximum(queries["weight"].to_numpy() - 1, 0))),
         }
-        if (
-            choices is not None and "endpoint" not in plans[0]["hashes"]
-        ):  # which are fed after each prompt, and are most of its tokens at times
+        is_dealt = "crossed" in last.get("decision", {}).get("known", {})  # whose plan counts prompts alone, as for all
+        if choices is not None and not is_dealt and "endpoint" not in plans[0]["hashes"]:
+            # They are fed after each prompt, and are most of its tokens at times; of a search with what it was spared.
             asked = np.array(queries["state"].to_pylist()) == STATES[OK]
-            is_whole = "decision" in last and "crossed" not in last["decision"]["known"]  # what a search was spared
+            is_whole = "decision" in last
             cells = len(context_ids) * asked.sum() if is_whole else sum(plan["work"]["cells"] for plan in plans)
             counts["tokens_naive"] += round(cells * choices.tokens_after(asked))
         return cls(

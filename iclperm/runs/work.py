@@ -135,13 +135,14 @@ class Work:
 
     @property
     def choice_tokens(self) -> int:
-        """Tokens of choices before their last that are fed after all prompts; 0 where all rows have the same labels,
-        and of an API, whose tokens are not known.
+        """Tokens of choices before their last that are fed after all prompts; 0 where all rows have the same labels, of
+        an API, whose tokens are not known, and where cells are dealt, which are told beside all cells.
 
         The plans that run folders hold count prompts alone.
         """
         choices, number = self.prompts.choices, self.prompts.num_choices
-        if choices is None or number is None or self.setting.study.endpoint is not None:
+        study = self.setting.study
+        if choices is None or number is None or study.endpoint is not None or study.cells != "crossed":
             return 0
         each = [sum(len(ids) - 1 for ids in choices[query][: number[query]]) for query in self.kept]
         return round(sum(growth.num_cells for growth in self.growths) * float(np.mean(each)))

@@ -338,8 +338,8 @@ class Task(Choices):
         of_file = [] if self._harness is None else self._harness.notes(is_halved=is_halved)
         empty = [
             f"{number:,} row{'s' if number > 1 else ''} of {split} ha{'ve' if number > 1 else 's'} no text in "
-            f"{' and '.join(map(repr, self.fields.values()))}, and are asked and shown so; set drop_blank: true under "
-            "'data' to leave them out"
+            f"{' and '.join(map(repr, self.fields.values()))}, and are asked and shown so; take them out, or set "
+            "drop_blank: true under 'data', which leaves out each row with a blank column"
             for split, number in self._num_empty.items()
             if number
         ]
@@ -428,7 +428,7 @@ class Task(Choices):
             else:
                 self._refuse_unknown_labels(kept, positions)
                 self._num_empty[split] = sum(
-                    all(not str(row.get(column) or "").strip() for column in self.fields.values()) for _, row in kept
+                    not "".join(str(row.get(column, "")) for column in self.fields.values()).strip() for _, row in kept
                 )
                 rows = self._chosen_rows(kept) if self._row_choices else [self._row(*each, positions) for each in kept]
             # What the model gets to read counts: fields that differ elsewhere make the same prompt.
