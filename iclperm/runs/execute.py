@@ -88,7 +88,7 @@ def run_one(
 def _cuts(study: Study, path: str | Path | None, limits: WorkLimits | None) -> Iterator[WorkLimits | None]:
     """How to cut a run, and if its folder turns out to be cut otherwise, how else: another process may have begun it
     meanwhile, or the plan that says so is lost."""
-    yield limits
+    yield limits or (None if path is None else recorded_limits(path))
     if limits is None and path is not None and study.endpoint is None:
         yield recorded_limits(path) or limits_here(study, elsewhere=True)
 
@@ -118,7 +118,6 @@ def _run(
     path = None if (out or study.out) is None else Path(out or study.out or "")
     if path is not None:
         refuse_other_folder(path, study, extend)
-        limits = limits or recorded_limits(path)
     setting = ResolvedStudy.of(study, limits=limits)
     study = setting.study
     mended = int(path is not None and mend_format(path, setting.identity))

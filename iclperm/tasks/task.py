@@ -89,7 +89,6 @@ class Task(Choices):
     _folder: Path = PrivateAttr(default_factory=Path)
     _templates: dict[str, Template] = PrivateAttr(default_factory=dict)
     _contents: dict[Split, list[Content]] = PrivateAttr(default_factory=dict)
-    _num_blank: dict[Split, int] = PrivateAttr(default_factory=dict)
     _num_empty: dict[Split, int] = PrivateAttr(default_factory=dict)
     _row_choices: RowChoices | None = PrivateAttr(default=None)
     _harness: HarnessRows | None = PrivateAttr(default=None)
@@ -420,7 +419,6 @@ class Task(Choices):
             columns = (self._columns, ()) if self._harness is None else self._harness.columns(is_shown)
             found = self.data.rows(self._folder, split, *map(dict.fromkeys, columns))
             kept = [(place, row) for place, row in found if not (self.data.drop_blank and self._is_blank(place, row))]
-            self._num_blank[split] = len(found) - len(kept)
             if not kept:
                 raise DataError(f"task {self.name!r}: every row of {split!r} is blank in a column that it uses")
             if self._harness is not None:
