@@ -183,9 +183,8 @@ def test_damaged_and_other_files_get_one_line(pair: tuple[Path, Path], cache: Pa
     whole = file.read_bytes()
     for cut in (3, 20, 200, len(whole) // 2, len(whole) - 64):
         file.write_bytes(whole[:cut])
-        with pytest.raises(
-            ModelError, match=r"^(cannot read the GGUF file|'.*' is no GGUF file)[^\n]*; fetch it again"
-        ):
+        said = "'.*' is no GGUF file" if cut == 3 else f"cannot read .*; it has {cut:,} bytes, and may be cut off"
+        with pytest.raises(ModelError, match=rf"^{said}[^\n]*; fetch it again"):
             model_folder(file)
     file.write_bytes(whole.replace(b"llama", b"llimo"))
     with pytest.raises(ModelError, match=r"cannot read the GGUF file '.*': GGUF model with architecture llimo is not"):
