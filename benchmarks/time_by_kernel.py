@@ -1,32 +1,40 @@
-"""Where the engine's time goes, kernel by kernel, and at which rate: CPU time of one thread.
+"""Where the engine's time goes, kernel by kernel, at which rate, and what the fastest products would take.
 
     python benchmarks/time_by_kernel.py [--repeats 2] [--dtype float32] [--json benchmarks/results/time_by_kernel.json]
+    python benchmarks/time_by_kernel.py --threads 2 --study WORK/curve.yaml --scale 0.02
 
-The Monte Carlo case with k = 0, 4, .. 16 on the 25 M Qwen2 shape, float32 and bfloat16 unless one is chosen. Matrix
-products are told by their shape [outputs, inputs]; their operations are those of all their rows, padding among them,
-and the attention's are those of visible (row, key) pairs alone. ``rest`` is everything that no kernel does: planning,
-gathers, torch's own overhead.
+The Monte Carlo case with k = 0, 4, .. 16 on the 25 M Qwen2 shape, or a share of a study with its model; float32 and
+bfloat16 unless one is chosen. CPU time of one thread, wall time of several. Matrix products are told by their shape
+[outputs, inputs]; their operations are those of all their rows, padding among them, and ``fastest`` is what they would
+take by the fastest product known here (torch's, oneDNN's, oneDNN's on packed weights, ours) at those numbers of rows.
+The attention's operations are those of visible (row, key) pairs alone, as if no window hid any. ``rest`` is everything
+that no kernel does: planning, gathers, torch's own overhead.
 """
 
 from __future__ import annotations
 
-import time
+import argparse
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 from unittest import mock
 
 import numpy as np
 import torch
 from _machine import options, publish
+from _products import Products, clock
 from token_efficiency import Case, model
 
 from iclperm import _core
-from iclperm.engine import Engine, layers
-from iclperm.engine import model as engine_model
+from iclperm.bench.studies import StudyCase
+from iclperm.engine import ContextPaths, Engine
 from iclperm.engine.kernels import rowwise
+from iclperm.engine.load import load
+from iclperm.engine.tree import Rows
+from iclperm.study.study import Study
 
 CASE = Case("Monte Carlo", 16, 1, (0, 4, 8, 12, 16), 64)
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
@@ -38,14 +46,12 @@ class Spent:
 
     seconds: float = 0.0
     operations: float = 0.0  # floating-point ones; 0 where they are not counted
-
-
-def product_operations(module: torch.nn.Linear, x: torch.Tensor, outputs: slice = slice(None), **_: Any) -> float:
-    return 2.0 * x.numel() * len(range(module.out_features)[outputs])
+    fastest: float | None = None  # seconds of a product's calls by the fastest known
+    kind: str = ""  # and which that is
 
 
 def attention_operations(q: np.ndarray, *arguments: Any, query_rows: np.ndarray | None = None, **_: Any) -> float:
-    """Two products of head_dim for each head and each key that a row sees (no window in this model)."""
+    """Two products of head_dim for each head and each key that a row sees (where no window hides any)."""
     first_rows, first_positions = arguments[5], arguments[6]
     rows = np.arange(first_rows[0], first_rows[-1]) if query_rows is None else query_rows
     visit = np.searchsorted(first_rows, rows, side="right") - 1
@@ -57,17 +63,15 @@ def no_operations(*_: Any, **__: Any) -> float:
 
 
 @contextmanager
-def clocked(spent: defaultdict[str, Spent]) -> Iterator[None]:
-    """Within: the CPU time and the operations of every kernel add up in ``spent``."""
+def clocked(spent: defaultdict[str, Spent], products: Products) -> Iterator[None]:
+    """Within: the time and the operations of every kernel add up in ``spent``, products in ``products``."""
 
     def timed(name: str, call: Callable[..., Any], operations: Callable[..., float] = no_operations) -> Any:
         def run(*arguments: Any, **options: Any) -> Any:
-            started = time.thread_time()
+            started = clock()
             result = call(*arguments, **options)
-            seconds = time.thread_time() - started
-            told = name if operations is not product_operations else f"{name} {list(arguments[0].weight.shape)}"
-            spent[told].seconds += seconds
-            spent[told].operations += operations(*arguments, **options)
+            spent[name].seconds += clock() - started
+            spent[name].operations += operations(*arguments, **options)
             return result
 
         return run
@@ -82,54 +86,90 @@ def clocked(spent: defaultdict[str, Spent]) -> Iterator[None]:
         patch(_core, "tree_attention", "tree_attention", attention_operations)
         activations = {kind: timed("activation", kernel) for kind, kernel in rowwise._KERNELS.items()}
         undo.enter_context(mock.patch.dict(rowwise._KERNELS, activations))
-        patch(layers, "linear", "product", product_operations)
-        multiply = engine_model.TreeModel.multiply_head
-        head = timed("head", lambda _, rows, of: multiply(of, rows), product_operations)
-        undo.enter_context(
-            mock.patch.object(engine_model.TreeModel, "multiply_head", lambda of, rows: head(of._head, rows, of=of))
-        )
+        undo.enter_context(products.recorded())
         yield
 
 
-def measure(dtype: torch.dtype, repeats: int) -> list[dict[str, Any]]:
-    """CPU seconds of the fastest of ``repeats`` calls, by kernel."""
-    engine = Engine(model().to(dtype))
+Scored = tuple[ContextPaths, list[np.ndarray], list[list[int]]]
+
+
+def measure(served: Any, scored: Scored, repeats: int) -> list[dict[str, Any]]:
+    """Seconds of the fastest of ``repeats`` calls, by kernel."""
+    engine = Engine(served)
     engine.loglikelihood([([1], [2])])
     assert engine.layers == "fused"
-    best: tuple[float, defaultdict[str, Spent]] | None = None
+    best: tuple[float, defaultdict[str, Spent], Products] | None = None
     for _ in range(repeats):
         spent: defaultdict[str, Spent] = defaultdict(Spent)
-        with clocked(spent):
-            started = time.thread_time()
-            engine.score(*CASE.build())
-            total = time.thread_time() - started
-        best = min(best or (total, spent), (total, spent), key=lambda found: found[0])
+        products = Products()
+        with clocked(spent, products):
+            started = clock()
+            engine.score(*scored)
+            total = clock() - started
+        best = min(best or (total, spent, products), (total, spent, products), key=lambda found: found[0])
     assert best is not None
-    total, by_kernel = best
-    by_kernel["rest"].seconds = total - sum(kernel.seconds for kernel in by_kernel.values())
+    total, by_kernel, products = best
+    fastest = products.fastest()
+    by_product = {
+        f"product {list(shape)}": Spent(products.seconds[shape], products.operations(shape), *fastest[shape])
+        for shape in products.calls
+    }
+    of_products = Spent(
+        sum(products.seconds.values()),
+        sum(map(products.operations, products.calls)),
+        sum(seconds for seconds, _ in fastest.values()),
+    )
+    by_kernel["rest"].seconds = total - sum(kernel.seconds for kernel in by_kernel.values()) - of_products.seconds
+    by_kernel.update(by_product)
     tokens = engine.report.tokens_forwarded
-    rows = [("all", Spent(total)), *sorted(by_kernel.items(), key=lambda entry: -entry[1].seconds)]
+    rows = [
+        ("all", Spent(total, fastest=of_products.fastest)),
+        ("products", of_products),
+        *sorted(by_kernel.items(), key=lambda entry: -entry[1].seconds),
+    ]
     return [
         {
-            "dtype": str(dtype).removeprefix("torch."),
+            "dtype": str(served.dtype).removeprefix("torch."),
             "kernel": name,
             "seconds": kernel.seconds,
             "share": kernel.seconds / total,
             "us a token": 1e6 * kernel.seconds / tokens,
             "GFLOP/s": kernel.operations / kernel.seconds / 1e9 if kernel.operations else None,
+            "fastest": kernel.fastest,
+            "of the fastest": kernel.seconds / kernel.fastest if kernel.fastest else None,
+            "which": kernel.kind,
         }
         for name, kernel in rows
     ]
 
 
+def of_study(file: Path, scale: float) -> tuple[Path, Scored]:
+    """A share of the prompts of a study, and its model."""
+    study = Study.from_file(file)
+    case = StudyCase.of(study, file.stem).scaled(scale)
+    work = case.build(0)
+    paths = ContextPaths(Rows.of(work.paths), Rows.of(work.marks))
+    return case.model, (paths, list(work.queries), [label.tolist() for label in work.labels])
+
+
 def main() -> None:
     parser = options(__doc__ or "")
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.add_argument("--dtype", choices=DTYPES, action="append", help="may be given again; both by default")
+    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--study", type=Path, help="a study's file, whose prompts and model are taken")
+    parser.add_argument("--scale", type=float, default=0.02, help="the share of a study's orderings and queries")
     arguments = parser.parse_args()
-    torch.set_num_threads(1)
-    dtypes = [DTYPES[name] for name in arguments.dtype or DTYPES]
-    rows = [row for dtype in dtypes for row in measure(dtype, arguments.repeats)]
-    publish("time by kernel", rows, arguments.json)
+    torch.set_num_threads(arguments.threads)
+    rows = []
+    for name in arguments.dtype or DTYPES:
+        if arguments.study is None:
+            served, scored = model().to(DTYPES[name]), CASE.build()
+        else:
+            folder, scored = of_study(arguments.study, arguments.scale)
+            served = load(folder, device="cpu", dtype=name)[0]
+        rows += measure(served, scored, arguments.repeats)
+    publish(f"time by kernel, {arguments.threads} threads", rows, arguments.json)
 
 
 if __name__ == "__main__":

@@ -30,7 +30,7 @@ from iclperm.stats.search import choices, choose, open_choice, search
 from iclperm.stats.search_curves import dev_sizes, permutation_sizes, search_over_dev_queries, search_over_permutations
 from iclperm.stats.winners_curse import expected_maximum, noise_within_sets, winners_curse
 from iclperm.studies.search import Answers, search_findings
-from iclperm.studies.search_findings import SearchFindings
+from iclperm.studies.search_findings import SearchFindings, _tick_words
 
 Array = npt.NDArray[Any]
 seeds = st.integers(0, 2**32 - 1)
@@ -561,6 +561,21 @@ class TestFindings:
             run.findings("search")
 
 
+def test_right_and_wrong_alone_are_searched_by_dev_accuracy() -> None:
+    rng = np.random.default_rng(3)
+    dev, test = (rng.integers(0, 2, (3, 4, size)) for size in (30, 20))
+    found = search_findings(Answers(test), Answers(dev), resamples=5)
+    full = search_findings(Answers(test), Answers(dev, predictions=dev), resamples=5)
+    assert [each.name for each in found.criteria] == ["dev_accuracy"]
+    assert found.conclusion() == full.conclusion()
+    assert (found.scores == dev.mean(axis=2)).all()
+
+
+def test_sizes_that_would_run_into_each_other_are_not_both_written() -> None:
+    sizes = np.array([50, 100, 500, 600])
+    assert _tick_words(sizes) == ["50", "100", "", "600"]
+
+
 _FIELDS = ("correct", "state", "weights", "gold", "predictions")
 _DATA = {"train": "train.jsonl", "test": "test.jsonl", "dev": 0.4}
 ITEMS = np.ones((2, 3, 4), int)
@@ -579,7 +594,10 @@ BAD_CALLS = [
     (lambda: search_over_dev_queries(ITEMS, np.ones((2, 3)), sizes=[0]), "dev queries from 1 to 4, got [0]"),
     (lambda: winners_curse(np.ones((2, 2)), np.ones((2, 3))), "dev_accuracy must have shape [2, 3], got [2, 2]"),
     (lambda: expected_maximum(0), "at least 1 value, got 0"),
-    (lambda: search_findings(Answers(ITEMS), Answers(ITEMS)), "the dev answers have no predictions"),
+    (
+        lambda: search_findings(Answers(ITEMS), Answers(ITEMS), criterion="majority_agreement"),
+        "criterion must be one of dev_accuracy, got 'majority_agreement'; others need the predictions",
+    ),
     (
         lambda: search_findings(Answers(ITEMS), Answers(ITEMS, predictions=ITEMS), criterion="luck"),
         "criterion must be one of dev_accuracy, majority_agreement, global_entropy, got 'luck'",

@@ -108,6 +108,7 @@ PEER_CONTENDERS = {
             sampling="paths",
             share=0.5,
             tolerance=5e-3,  # its GELU is a table of half precision
+            writes=True,
         ),
         Contender(
             "flex",

@@ -240,7 +240,7 @@ class _Block:
 
     def bound(self, contender: Contender, difference: float) -> float:
         if self.work.new_tokens:
-            return _TIE
+            return max(_TIE, contender.tolerance)
         return self._most(contender, difference) if self.dtype == "float32" else _SLACK * self.oracle_error
 
     def _most(self, contender: Contender, difference: float) -> float:

@@ -19,7 +19,7 @@ from iclperm.runs.setting import ResolvedStudy
 from iclperm.study import kinds
 from iclperm.study.study import Study
 
-_MOST_NEW_TOKENS = 64
+_MOST_NEW_TOKENS = 128
 
 
 @dataclass(frozen=True)

@@ -48,7 +48,7 @@ class Answers(NamedTuple):
     gold: npt.NDArray[np.int64] | None = None
     """[Q] index of the right label."""
     predictions: npt.NDArray[Any] | None = None
-    """[S, P, Q] index of the answered label; needed on dev."""
+    """[S, P, Q] index of the answered label; on dev, all criteria but `dev_accuracy` need it."""
     label_scores: Iterator[npt.NDArray[Any]] | None = None
     """The log-likelihoods [Q, L] of every set and permutation in turn, read once; for three of the criteria."""
     is_open: bool = False
@@ -72,7 +72,8 @@ def search_findings(
     """Everything that is said about a search, from the answers on both splits.
 
     Args:
-        test, dev: the answers; of dev, `predictions` are needed, and `label_scores` and `gold` for some criteria.
+        test, dev: the answers; of dev, all criteria but `dev_accuracy` need `predictions`, some `label_scores` and
+            `gold`.
         criterion: what an ordering is chosen by (`stats.search.CRITERIA`).
         shots: number of demonstrations, for the words only.
         features: [S, P] each, of the orderings (`stats.features.ordering_features`).
@@ -86,7 +87,8 @@ def search_findings(
     """
     scores = _scores(dev)
     if criterion not in scores:
-        raise RequestError(f"criterion must be one of {', '.join(scores)}, got {criterion!r}")
+        asked = "" if dev.predictions is not None else "; others need the predictions of the dev answers"
+        raise RequestError(f"criterion must be one of {', '.join(scores)}, got {criterion!r}{asked}")
     asked = test.correct, test.state, test.weights
     result = search(scores[criterion], *asked, seed=seed)
     results = {name: search(values, *asked, halves=0) for name, values in scores.items()}
@@ -175,7 +177,7 @@ def dev_scores(run: FinishedRun) -> dict[str, FloatArray]:
 
 def _scores(dev: Answers) -> dict[str, FloatArray]:
     if dev.predictions is None:
-        raise RequestError("the dev answers have no predictions; give Answers(..., predictions=[S, P, Q])")
+        return {"dev_accuracy": stats.accuracy(dev.correct, dev.state, dev.weights).values}
     found = criteria_scores(
         dev.correct, dev.predictions, dev.state, dev.weights, label_scores=dev.label_scores, gold=dev.gold
     )

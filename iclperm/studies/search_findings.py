@@ -18,7 +18,7 @@ from iclperm.stats import Interval
 from iclperm.stats.correlation import Correlation
 from iclperm.stats.criteria import LABEL_FREE
 from iclperm.stats.intervals import side_of
-from iclperm.stats.search import Choice, OpenChoice, Search, share_of_oracle
+from iclperm.stats.search import Choice, IntArray, OpenChoice, Search, share_of_oracle
 from iclperm.stats.search_curves import SearchCurve
 from iclperm.stats.sensitivity import FloatArray
 from iclperm.stats.winners_curse import WinnersCurse
@@ -33,6 +33,7 @@ _ALPHA = 0.05
 _SHOWN_FEATURES = 5
 _ROUNDING = 1e-12
 _CURVES = "Accuracy on test of the ordering that dev chooses, over how many are tried and by how many dev queries"
+_APART = 1.3  # times a size that the next one must be for both to be written below their ticks
 _TWO = 5.6  # inches of width that two panels take side by side
 
 
@@ -451,6 +452,14 @@ def _rows(curve: SearchCurve) -> list[dict[str, Any]]:
     ]
 
 
+def _tick_words(sizes: IntArray) -> list[str]:
+    """Every size but those whose number would run into the next one's."""
+    return [
+        f"{size:,}" if after is None or after >= _APART * size else ""
+        for size, after in zip(sizes.tolist(), [*sizes.tolist()[1:], None], strict=True)
+    ]
+
+
 def _draw_curve(axes: Axes, curve: SearchCurve) -> None:
     for (name, band, style), aside in zip(_lines(curve), _asides(curve), strict=True):
         reach = np.maximum([band.estimate - band.low, band.high - band.estimate], 0)
@@ -458,7 +467,7 @@ def _draw_curve(axes: Axes, curve: SearchCurve) -> None:
             aside, band.estimate, reach, label=name, linewidth=1.3, markersize=4, elinewidth=0.9, capsize=1.5, **style
         )
     axes.set_xscale("log", base=2)
-    axes.set_xticks(curve.sizes, [f"{size:,}" for size in curve.sizes])
+    axes.set_xticks(curve.sizes, _tick_words(curve.sizes))
     axes.minorticks_off()
 
 

@@ -1,10 +1,14 @@
-"""llama.cpp: each context path decoded once as a sequence, copied for every query, logits at the last tokens only."""
+"""llama.cpp: each context path decoded once as a sequence, copied for every query, logits at the last tokens only.
+
+Texts of a group of queries are written side by side, each in its own sequence.
+"""
 
 from __future__ import annotations
 
 import ctypes
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +16,7 @@ import gguf
 import llama_cpp as llama
 import numpy as np
 import numpy.typing as npt
-from protocol import BenchWorkload, Logprobs, fastest, serve, versions
+from protocol import Answers, BenchWorkload, Ids, Logprobs, fastest, serve, versions
 
 # Tokens of a micro batch, and queries decoded together: more of them see more of each other's masked keys.
 ARCHITECTURES = {
@@ -24,9 +28,22 @@ ARCHITECTURES = {
 }
 """By model_type, those that `written` knows how to write."""
 SIZES = ((512, 8), (512, 16), (1024, 16), (1024, 32))
+TOGETHER = (8, 16, 32, 64)  # texts that are written side by side; all see each other's masked keys
+TRIED_TOKENS = 8  # that each of them is tried with
 BATCH_TOKENS = 4096
 CONTEXT_TOKENS = 16_384
 MAX_SEQUENCES = 256
+
+
+def _logprobs(logits: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
+    """Log-probabilities of rows of logits [rows, V]."""
+    top = logits.max(axis=1, keepdims=True)
+    return np.asarray(logits - top - np.log(np.exp(logits - top).sum(axis=1, keepdims=True)))
+
+
+def _likeliest(logits: npt.NDArray[np.float32]) -> Ids:
+    """The likeliest token of each row [rows, 1]; of equal ones the first."""
+    return logits.argmax(axis=1)[:, None].astype(np.int32)
 
 
 class LlamaSequences:
@@ -52,14 +69,28 @@ class LlamaSequences:
         }
 
     def warm(self, work: BenchWorkload) -> dict[str, Any]:
-        choices = [(*sizes, flash) for flash in ([False] if self.is_exact else [False, True]) for sizes in SIZES]
-        self.chosen = fastest(choices, lambda choice: self._score(work, *choice))
+        flashes = [False] if self.is_exact else [False, True]
+        if work.new_tokens:
+            sizes = [(SIZES[0][0], together) for together in TOGETHER if self._fits(work, together)]
+            few = _repeated(work, max(together for _, together in sizes))
+            choices = [(*each, flash) for flash in flashes for each in sizes]
+            self.chosen = fastest(choices, lambda choice: self._write(few, *choice))
+        else:
+            choices = [(*sizes, flash) for flash in flashes for sizes in SIZES]
+            self.chosen = fastest(choices, lambda choice: self._score(work, *choice))
         micro_batch, group_size, flash = self.chosen
         self._open(micro_batch, flash)
         return {"settings": {"micro batch": micro_batch, "queries together": group_size, "flash attention": flash}}
 
-    def score(self, work: BenchWorkload) -> tuple[Logprobs, dict[str, Any]]:
-        return self._score(work, *self.chosen)
+    def score(self, work: BenchWorkload) -> tuple[Answers, dict[str, Any]]:
+        return self._write(work, *self.chosen) if work.new_tokens else self._score(work, *self.chosen)
+
+    @staticmethod
+    def _fits(work: BenchWorkload, together: int) -> bool:
+        """Whether so many texts find room beside their context; one at a time is asked for whatever it takes."""
+        longest = max(query.size for query in work.queries) + work.new_tokens
+        context = max(int(marks[-1]) for marks in work.marks)
+        return together == TOGETHER[0] or context + together * longest <= CONTEXT_TOKENS
 
     def _open(self, micro_batch: int, flash: bool) -> None:
         if self.opened == (micro_batch, flash):
@@ -79,6 +110,36 @@ class LlamaSequences:
         if not self.context:
             raise RuntimeError("no context can be made")
         self.memory = llama.llama_get_memory(self.context)
+
+    def _write(self, work: BenchWorkload, micro_batch: int, together: int, flash: bool) -> tuple[Ids, dict[str, Any]]:
+        """The likeliest next tokens [N, new] of every cell."""
+        self._open(micro_batch, flash)
+        groups = [range(q, min(q + together, len(work.queries))) for q in range(0, len(work.queries), together)]
+        texts: list[Ids] = []
+        self.tokens = 0
+        for path, marks in zip(work.paths, work.marks, strict=True):
+            llama.llama_memory_clear(self.memory, False)
+            held = 0
+            for mark in marks.tolist():
+                self._decode([(path[held:mark], held, 0)], scored=False)
+                held = mark
+                texts.append(np.concatenate([self._texts(work, group, held) for group in groups]))
+        return np.stack(texts)[work.cells[:, 0], work.cells[:, 1]], {"tokens": self.tokens}
+
+    def _texts(self, work: BenchWorkload, group: range, held: int) -> Ids:
+        """The texts [queries of the group, new] after the context in sequence 0."""
+        queries = [work.queries[query] for query in group]
+        for sequence in range(1, len(queries) + 1):
+            llama.llama_memory_seq_cp(self.memory, 0, sequence, -1, -1)
+        feed = [(query, held, 1 + row) for row, query in enumerate(queries)]
+        texts = np.empty((len(queries), work.new_tokens), np.int32)
+        for step in range(work.new_tokens):
+            texts[:, step] = self._decode(feed, scored=True, read=_likeliest)[:, 0]
+            feed = [(texts[row, step : step + 1], held + query.size + step, 1 + row)
+                    for row, query in enumerate(queries)]  # fmt: skip
+        for sequence in range(1, len(queries) + 1):
+            llama.llama_memory_seq_rm(self.memory, sequence, -1, -1)
+        return texts
 
     def _score(
         self, work: BenchWorkload, micro_batch: int, group_size: int, flash: bool
@@ -125,13 +186,18 @@ class LlamaSequences:
         return scores
 
     def _decode(
-        self, parts: Sequence[tuple[npt.NDArray[np.int32], int, int]], scored: bool, everywhere: bool = False
-    ) -> npt.NDArray[np.float32]:
-        """Decode (tokens, first position, sequence); log-probabilities [scored, V] of last or of all tokens."""
-        found = [self._decode_batch(batch, scored, everywhere) for batch in _batches(parts)]
+        self,
+        parts: Sequence[tuple[npt.NDArray[np.int32], int, int]],
+        scored: bool,
+        everywhere: bool = False,
+        read: Callable[[npt.NDArray[np.float32]], npt.NDArray[Any]] = _logprobs,
+    ) -> npt.NDArray[Any]:
+        """Decode (tokens, first position, sequence); what ``read`` makes of the logits [scored, V] of last or of all
+        tokens."""
+        found = [self._decode_batch(batch, scored, everywhere, read) for batch in _batches(parts)]
         return np.concatenate(found) if found else np.empty((0, self.vocab_size), np.float32)
 
-    def _decode_batch(self, parts: Any, scored: bool, everywhere: bool) -> npt.NDArray[np.float32]:
+    def _decode_batch(self, parts: Any, scored: bool, everywhere: bool, read: Any) -> npt.NDArray[Any]:
         batch, count = self.batch, 0
         wanted = []
         for tokens, position, sequence in parts:
@@ -150,8 +216,17 @@ class LlamaSequences:
         first = llama.llama_get_logits(self.context)  # rows of the wanted tokens alone, in their order
         logits = np.ctypeslib.as_array(ctypes.cast(first, ctypes.POINTER(ctypes.c_float)),
                                        (len(wanted), self.vocab_size))  # fmt: skip
-        top = logits.max(axis=1, keepdims=True)
-        return np.asarray(logits - top - np.log(np.exp(logits - top).sum(axis=1, keepdims=True)))
+        return np.asarray(read(logits))
+
+
+def _repeated(work: BenchWorkload, count: int) -> BenchWorkload:
+    """At least so many queries after the first context, again and again the same, and a few new tokens."""
+    queries = (work.queries * count)[:count]
+    cells = np.stack([np.zeros(count, np.int64), np.arange(count)], axis=1)
+    new_tokens = min(work.new_tokens, TRIED_TOKENS)
+    return replace(
+        work, paths=work.paths[:1], marks=(work.marks[0][-1:],), queries=queries, cells=cells, new_tokens=new_tokens
+    )
 
 
 def _batches(parts: Sequence[tuple[npt.NDArray[np.int32], int, int]]) -> Iterator[list[Any]]:
