@@ -7,8 +7,9 @@ with 25 M and 0.5 B parameters. Contenders run in turns, in this process but for
 ``iclperm bench --prepare vllm``) and is left out where that is not there. All must say the same first: where two texts
 part, both next tokens must lie within 1e-3 nats in plain transformers, else no figure is given. Medians of
 ``--repeats`` passes after that one; if transformers takes more than two minutes for the first pass, that is its
-figure. Its continuous batching multiplies the queries of all rows with the keys of all, so it is asked for the first
-64 texts, and its time scaled.
+figure. One more pass of ours tells what its matrix products take, and what the fastest ones known here would take at
+those numbers of rows (`_products.py`). Transformers' continuous batching multiplies the queries of all rows with the
+keys of all, so it is asked for the first 64 texts, and its time scaled.
 """
 
 from __future__ import annotations
@@ -168,6 +169,7 @@ def disagreement(model: Any, prompts: Texts, ours: Texts, theirs: Texts) -> tupl
 
 def measure(name: str, arguments: Any) -> list[dict[str, Any]]:
     import torch
+    from _products import Products
     from transformers import AutoModelForCausalLM
 
     from iclperm.bench.cases import Case
@@ -207,8 +209,15 @@ def measure(name: str, arguments: Any) -> list[dict[str, Any]]:
             for key in repeated:
                 taken = timed(key, contenders[key], shares[key])[1]
                 seconds[key] = [taken] if number == 0 else [*seconds[key], taken]
+        products = Products()
+        with products.recorded():
+            run()
     about, num_tokens = {"model": name, "prompts": len(prompts), "new tokens": num_new}, len(prompts) * num_new
-    return [about | figure(key, shares[key], num_tokens, seconds, agreed[key], engine) for key in contenders]
+    rows = [about | figure(key, shares[key], num_tokens, seconds, agreed[key], engine) for key in contenders]
+    fastest = sum(taken for taken, _ in products.fastest().values())
+    rows[0] |= {"products": sum(products.seconds.values()), "fastest products": fastest}
+    rows[0]["of the fastest products"] = statistics.median(seconds["iclperm"]) / fastest
+    return rows
 
 
 def timed(key: str, run: Callable[[], Texts], share: float) -> tuple[Texts, float]:

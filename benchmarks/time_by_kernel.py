@@ -31,7 +31,6 @@ from token_efficiency import Case, model
 from iclperm import _core
 from iclperm.bench.studies import StudyCase
 from iclperm.engine import ContextPaths, Engine
-from iclperm.engine.kernels import rowwise
 from iclperm.engine.load import load
 from iclperm.engine.tree import Rows
 from iclperm.study.study import Study
@@ -81,11 +80,9 @@ def clocked(spent: defaultdict[str, Spent], products: Products) -> Iterator[None
         def patch(owner: Any, name: str, told: str, operations: Callable[..., float] = no_operations) -> None:
             undo.enter_context(mock.patch.object(owner, name, timed(told, getattr(owner, name), operations)))
 
-        for name in ("rms_norm", "rotate", "head_rows"):
+        for name in ("rms_norm", "layer_norm", "rotate", "activate", "head_rows"):
             patch(_core, name, name)
         patch(_core, "tree_attention", "tree_attention", attention_operations)
-        activations = {kind: timed("activation", kernel) for kind, kernel in rowwise._KERNELS.items()}
-        undo.enter_context(mock.patch.dict(rowwise._KERNELS, activations))
         undo.enter_context(products.recorded())
         yield
 

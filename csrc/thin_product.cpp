@@ -32,10 +32,18 @@ std::int64_t in_parts_of(std::int64_t all, std::int64_t part) { return (all + pa
 
 // As many items for each thread as for the others, of whole register blocks.
 std::int64_t outputs_an_item(std::int64_t num_outputs, int num_threads) {
-  constexpr std::int64_t BLOCK = 12;
+  constexpr std::int64_t BLOCK = 24;
   static_assert(THIN_OUTPUTS % BLOCK == 0);
   const std::int64_t items = in_parts_of(in_parts_of(num_outputs, THIN_OUTPUTS), num_threads) * num_threads;
   return in_parts_of(in_parts_of(num_outputs, items), BLOCK) * BLOCK;
+}
+
+// Columns that a thread lays out at a time: all of them where threads would take longer to wake.
+std::int64_t columns_an_item(const ThinProduct& call, int num_threads) {
+  constexpr std::int64_t ALONE = 1 << 14;  // floats
+  constexpr std::int64_t LINE = 16;
+  if (call.num_rows * call.num_columns <= ALONE) return std::max(call.num_columns, std::int64_t{1});
+  return in_parts_of(in_parts_of(call.num_columns, num_threads), LINE) * LINE;
 }
 
 }  // namespace
@@ -58,7 +66,12 @@ void thin_product(const ThinProduct& call, Isa isa, int num_threads) {
     throw std::invalid_argument("x has " + std::to_string(call.num_rows) + " rows, more than any memory holds");
   }
   const Floats columns(ICLPERM_SELECT(isa, thin_columns_size)(call));
-  ICLPERM_SELECT(isa, thin_columns)(call, columns.data());
+  const auto fill = ICLPERM_SELECT(isa, thin_columns);
+  const std::int64_t fill_step = columns_an_item(call, num_threads);
+  parallel_for(in_parts_of(call.num_columns, fill_step), num_threads, [&](std::int64_t item, int) {
+    const std::int64_t begin = item * fill_step;
+    fill(call, begin, std::min(call.num_columns, begin + fill_step), columns.data());
+  });
   const std::int64_t scratch_size = ICLPERM_SELECT(isa, thin_scratch_size)(call);
   const Floats scratch(scratch_size * num_threads);
   const auto outputs = ICLPERM_SELECT(isa, thin_outputs);

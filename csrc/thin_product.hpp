@@ -38,12 +38,12 @@ void thin_product(const ThinProduct& call, Isa isa, int num_threads);
 // Outputs that are an item of work at most: what they need of the matrix is used while it lies in a core's own memory.
 constexpr std::int64_t THIN_OUTPUTS = 96;
 
-// Floats of the rows' columns, which all workers read, and that a worker needs beside; what fills the one, and what
-// makes outputs [begin, end), at most THIN_OUTPUTS.
+// Floats of the rows' columns, which all workers read, and that a worker needs beside; what fills columns [begin, end)
+// of the one, and what makes outputs [begin, end), at most THIN_OUTPUTS.
 #define ICLPERM_THIN_KERNELS                                                                                \
   std::int64_t thin_columns_size(const ThinProduct& call);                                                  \
   std::int64_t thin_scratch_size(const ThinProduct& call);                                                  \
-  void thin_columns(const ThinProduct& call, float* columns);                                               \
+  void thin_columns(const ThinProduct& call, std::int64_t begin, std::int64_t end, float* columns);         \
   void thin_outputs(const ThinProduct& call, const float* columns, std::int64_t begin, std::int64_t end,    \
                     float* scratch);
 namespace baseline {

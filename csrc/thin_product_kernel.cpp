@@ -8,9 +8,9 @@ namespace {
 // the matrix.
 constexpr int VECS = 4;
 constexpr int SUMS = LANES == 16 ? 24 : 12;
-constexpr int MOST_OUTPUTS = 12;
-constexpr std::int64_t CACHED = 4096;  // floats of the rows' columns that stay in the nearest cache
-constexpr int LINE = 16;               // floats of a row of the matrix that are multiplied at a time
+constexpr int MOST_OUTPUTS = LANES == 16 ? 8 : 6;  // rows of 1,024 columns share their place in the nearest cache
+constexpr std::int64_t CACHED = 6144;  // floats of the rows' columns that stay in the nearest cache
+constexpr int LINE = 16;               // floats of a row of the matrix that come from memory at a time
 
 inline std::int64_t min(std::int64_t a, std::int64_t b) { return a < b ? a : b; }
 inline std::int64_t max(std::int64_t a, std::int64_t b) { return a > b ? a : b; }
@@ -31,50 +31,31 @@ inline Piece piece_at(std::int64_t begin, std::int64_t most, const ThinProduct& 
   return {begin, end, begin == block_begin, end == block_end};
 }
 
-// A line of each of NUM rows of the matrix, from column k on, as far as there are columns.
-template <int NUM>
-inline void bring(const float* weight, std::int64_t stride, std::int64_t k, std::int64_t depth, float (*lines)[LINE]) {
-  if (k + LINE <= depth) {
-#pragma GCC unroll 12
-    for (int n = 0; n < NUM; ++n) {
-#pragma GCC unroll 4
-      for (int i = 0; i < LINE; i += LANES) store(lines[n] + i, load(weight + n * stride + k + i));
-    }
-  } else {
-    for (int n = 0; n < NUM; ++n) {
-      for (std::int64_t i = 0; k + i < depth; ++i) lines[n][i] = weight[n * stride + k + i];
-    }
-  }
-}
-
 // NUM outputs of NUM_VECS vectors of rows over a piece. chains and sums [NUM, NUM_VECS LANES] are where the chains and
-// the sums of whole blocks stand; what comes next from memory is asked for on the way. The matrix is read through lines of
-// its rows that lie side by side: where they lie, rows of 1,024 columns share their place in the nearest cache.
+// the sums of whole blocks stand; what comes next from memory is asked for on the way.
 template <int NUM, int NUM_VECS>
 void multiply(const float* weight, std::int64_t stride, const float* columns, std::int64_t depth,
               const float* next, bool begins, bool ends, bool is_first, float* chains,
               float* sums) {
+  constexpr int WIDTH = NUM_VECS * LANES;
   vfloat chain[NUM][NUM_VECS];
 #pragma GCC unroll 12
   for (int n = 0; n < NUM; ++n) {
 #pragma GCC unroll 4
     for (int v = 0; v < NUM_VECS; ++v)
-      chain[n][v] = begins ? vfloat{} : load(chains + (n * NUM_VECS + v) * LANES);
+      chain[n][v] = begins ? vfloat{} : load(chains + n * WIDTH + v * LANES);
   }
-  alignas(4 * LINE) float lines[2][NUM][LINE];  // of now, and of next: what was just stored is slow to read
-  bring<NUM>(weight, stride, 0, depth, lines[0]);
-  for (std::int64_t k = 0, now = 0; k < depth; k += LINE, now ^= 1) {
+  for (std::int64_t first = 0; first < depth; first += LINE) {
 #pragma GCC unroll 12
-    for (int n = 0; n < NUM; ++n) __builtin_prefetch(next + n * stride + k, 0, 2);
-    if (k + LINE < depth) bring<NUM>(weight, stride, k + LINE, depth, lines[now ^ 1]);
-    const std::int64_t count = min(LINE, depth - k);
-    for (std::int64_t i = 0; i < count; ++i) {
+    for (int n = 0; n < NUM; ++n) __builtin_prefetch(next + n * stride + first, 0, 2);
+    const std::int64_t last = min(first + LINE, depth);
+    for (std::int64_t k = first; k < last; ++k) {
       vfloat right[NUM_VECS];
 #pragma GCC unroll 4
-      for (int v = 0; v < NUM_VECS; ++v) right[v] = load(columns + ((k + i) * NUM_VECS + v) * LANES);
+      for (int v = 0; v < NUM_VECS; ++v) right[v] = load(columns + k * WIDTH + v * LANES);
 #pragma GCC unroll 12
       for (int n = 0; n < NUM; ++n) {
-        const vfloat left = splat(lines[now][n][i]);
+        const vfloat left = splat(weight[n * stride + k]);
 #pragma GCC unroll 4
         for (int v = 0; v < NUM_VECS; ++v) chain[n][v] = fma(left, right[v], chain[n][v]);
       }
@@ -84,7 +65,7 @@ void multiply(const float* weight, std::int64_t stride, const float* columns, st
   for (int n = 0; n < NUM; ++n) {
 #pragma GCC unroll 4
     for (int v = 0; v < NUM_VECS; ++v) {
-      const int at = (n * NUM_VECS + v) * LANES;
+      const int at = n * WIDTH + v * LANES;
       if (!ends) {
         store(chains + at, chain[n][v]);
       } else {
@@ -177,17 +158,17 @@ std::int64_t thin_scratch_size(const ThinProduct& call) {
   return 2 * THIN_OUTPUTS * vectors(call.num_rows) * LANES;
 }
 
-void thin_columns(const ThinProduct& call, float* columns) {
+void thin_columns(const ThinProduct& call, std::int64_t begin, std::int64_t end, float* columns) {
   for (std::int64_t first = 0; first < call.num_rows;) {
     const std::int64_t width = pass_at(first, call).width;
     for (std::int64_t place = 0; place < width; place += LANES) {
-      for (std::int64_t k = 0; k < call.num_columns; k += LANES) {
+      for (std::int64_t k = begin; k < end; k += LANES) {
         vfloat tile[LANES] = {};
         const std::int64_t row = first + place;
         for (std::int64_t i = 0; i < LANES && row + i < call.num_rows; ++i)
-          tile[i] = load_some(call.x + (row + i) * call.x_stride + k, call.num_columns - k);
+          tile[i] = load_some(call.x + (row + i) * call.x_stride + k, end - k);
         transpose(tile);
-        for (std::int64_t i = 0; i < LANES && k + i < call.num_columns; ++i)
+        for (std::int64_t i = 0; i < LANES && k + i < end; ++i)
           store(columns + (k + i) * width + place, tile[i]);
       }
     }

@@ -259,7 +259,8 @@ def asked(engine: Engine) -> list[np.ndarray]:
     """Answers of packs of few rows, of many, of a session and of generation."""
     contexts = [[5, 6, 7, 8, 9 + i, 10, 11] for i in range(3)]
     few = engine.score(contexts[:1], [[12, 13]], [[14], [15]])
-    many = engine.score([list(range(3, 90)), *contexts], [[12 + i, 13] for i in range(9)], [[14], [15, 16]])
+    long = [[first, *range(4, 90)] for first in range(3, 13)]
+    many = engine.score([*long, *contexts], [[12 + i, 13] for i in range(9)], [[14], [15, 16]])
     with engine.session() as session:
         node = session.extend(None, contexts[0])
         within = session.score([node], [[12, 13]], [[14], [15]])
@@ -279,7 +280,7 @@ def test_the_probe_of_numerics_is_of_the_library(ways) -> None:
 @pytest.mark.parametrize("name", ["llama", "qwen2", "gemma3", "phi3", "opt"])
 def test_an_engine_has_the_same_bits_with_and_without(name, ways, monkeypatch) -> None:
     torch.manual_seed(0)
-    engine = Engine(ZOO[name].build(), pack_tokens=128)
+    engine = Engine(ZOO[name].build(), pack_tokens=2 * few_rows())
     assert engine.numerics["dtype"] == "float32"
     ways.clear()
     ours = asked(engine)

@@ -28,8 +28,9 @@ from iclperm.engine.shapes import padded_rows
 _X86 = ("x86_64", "AMD64")
 _DTYPES = (torch.float32, torch.bfloat16)
 _ALL = slice(None)
-FEW_ROWS = 64
-"""For each of up to two threads: of so many our own kernel is faster, or nearly as fast (benchmarks/products.py)."""
+FEW_ROWS = 128
+"""For each of up to two threads: of so many our own kernel is faster, or nearly as fast (benchmarks/products.py). Beside
+an AVX-512 library, half."""
 FEWEST_ENTRIES = 1 << 17
 """Of a matrix; a smaller one lies in the caches as MKL wants it, which is up to twice as fast there."""
 _BLOCKS = (192, 256, 384, 512, 768, 1024, 2048)  # of columns: MKL's is 192, oneDNN's 1,024 with AVX2
@@ -60,7 +61,8 @@ def _has_bfloat16() -> bool:
 
 def few_rows() -> int:
     """How many rows are few, with the threads of now."""
-    return FEW_ROWS * min(2, torch.get_num_threads())
+    share = 2 if _core.isa().startswith("avx512") else 1
+    return FEW_ROWS * min(2, torch.get_num_threads()) // share
 
 
 @dataclass(frozen=True)
