@@ -29,7 +29,7 @@ _X86 = ("x86_64", "AMD64")
 _DTYPES = (torch.float32, torch.bfloat16)
 _ALL = slice(None)
 FEW_ROWS = 128
-"""For each of up to two threads: of so many our own kernel is faster, or nearly as fast (benchmarks/products.py). Beside
+"""For each of up to two threads: of so many our own kernel is faster, or nearly so (benchmarks/products.py). Beside
 an AVX-512 library, half."""
 FEWEST_ENTRIES = 1 << 17
 """Of a matrix; a smaller one lies in the caches as MKL wants it, which is up to twice as fast there."""
