@@ -43,9 +43,9 @@ class Products:
         """Within: every product of the engine's layers and head adds up here."""
         call = MatrixProduct.__call__
 
-        def told(product: MatrixProduct, x: torch.Tensor) -> torch.Tensor:
+        def told(product: MatrixProduct, x: torch.Tensor, *room: Any) -> torch.Tensor:
             started = clock()
-            result = call(product, x)
+            result = call(product, x, *room)
             shape = (product.weight.shape[0], product.weight.shape[1])
             self.seconds[shape] += clock() - started
             self.calls[shape][x.shape[0]] += 1

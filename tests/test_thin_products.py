@@ -13,7 +13,7 @@ from zoo import ZOO
 from iclperm import _core
 from iclperm.engine import Engine
 from iclperm.engine.kernels import linear as products
-from iclperm.engine.kernels.linear import MatrixProduct, SumOrder, few_rows
+from iclperm.engine.kernels.linear import MatrixProduct, Room, SumOrder, few_rows
 from iclperm.engine.numerics import probe
 from iclperm.engine.shapes import padded_rows
 from iclperm.errors import RequestError
@@ -238,6 +238,22 @@ def test_what_our_kernel_cannot_read_is_left_to_the_library() -> None:
     for weight in (wide.T, wide.T.bfloat16(), torch.empty(40, 64, device="meta")):
         assert MatrixProduct(weight, None, is_onednn=False).order is None
     assert MatrixProduct(numbers(40, 64), numbers(80)[::2], is_onednn=False).order is None
+
+
+@fuses
+def test_a_room_holds_one_product_after_the_other() -> None:
+    product, order, room = (
+        MatrixProduct(numbers(300, 40), None, is_onednn=False),
+        SumOrder(40, bias_first=False),
+        Room(),
+    )
+    many, few = numbers(24, 40), numbers(9, 40)
+    first = product.in_order(many, order, room)
+    assert torch.equal(first, product.in_order(many, order))
+    second = product.in_order(few, order, room)
+    assert torch.equal(second, product.in_order(few, order))
+    assert second.data_ptr() == first.data_ptr()
+    assert room.of(25, 300).shape == (25, 300)
 
 
 @pytest.fixture

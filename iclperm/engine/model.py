@@ -30,7 +30,7 @@ from iclperm.engine.forward import KvPool, TreeForward
 from iclperm.engine.kernels import head, rowwise
 from iclperm.engine.kernels.attention import prepare
 from iclperm.engine.kernels.head import LikeliestIds, Reading
-from iclperm.engine.kernels.linear import linear, uses_onednn
+from iclperm.engine.kernels.linear import Room, linear, uses_onednn
 from iclperm.engine.kernels.triton_compilation import architecture, decoding_architectures
 from iclperm.engine.kernels.triton_launch import may_read_head, say_what_runs_instead
 from iclperm.engine.layers import FusedDecoder, is_idle, is_unhooked, may_fuse, put_forward
@@ -106,6 +106,7 @@ class TreeModel(PlainModel):
         self._numbers = self._numbers_now()
         self._num_layers = facts.num_layers
         self.link = DeviceLink(self.devices)
+        self._logit_room = Room()
         self._is_fused = False  # in our layers, while the model is attached
         # By whose layers run, and whether rows are live: some, all.
         self._wanted = defaultdict[tuple[bool, bool, bool], dict[PackTable, None]](dict)
@@ -176,10 +177,11 @@ class TreeModel(PlainModel):
         weight = self._head.weight
         return self._may_fuse and self._head_is_plain() and uses_onednn(weight.device, self.dtype, is_head=True)
 
-    def multiply_head(self, rows: torch.Tensor) -> torch.Tensor:
-        """The head on rows [R, H]: [R, V], before scale and soft-cap."""
-        is_ours = rows.dtype == self.dtype and self.head_is_onednn
-        product: torch.Tensor = linear(self._head, rows, is_head=True) if is_ours else self.running(self._head)(rows)
+    def multiply_head(self, rows: torch.Tensor, room: Room | None = None) -> torch.Tensor:
+        """The head on rows [R, H]: [R, V], before scale and soft-cap; in the ``room`` where our kernel runs."""
+        if rows.dtype == self.dtype and self.head_is_onednn:
+            return linear(self._head, rows, is_head=True, room=room)
+        product: torch.Tensor = self.running(self._head)(rows)
         return product
 
     @property
@@ -559,10 +561,12 @@ class TreeModel(PlainModel):
         return rows.to(self._head.weight.device) if len(self.devices) > 1 and self._head_is_plain() else rows
 
     def _logits(self, hidden: torch.Tensor) -> torch.Tensor:
-        """Logits [R, V] of hidden [R, H]."""
+        """Logits [R, V] of hidden [R, H]; as many rows as may exist at a time are gone with the next call."""
         num_rows = hidden.shape[0]
         padding = hidden.new_zeros(padded_rows(num_rows, hidden.device) - num_rows, hidden.shape[1])
-        logits = self.multiply_head(torch.cat([hidden, padding]))[:num_rows]
+        rows = torch.cat([hidden, padding])
+        room = self._logit_room if len(rows) <= self.limits.logit_rows(self.vocab_size, self.device) else None
+        logits = self.multiply_head(rows, room)[:num_rows]
         return logits if self.logit_scale == 1.0 else logits * self.logit_scale
 
     def _row_wise_overrides(self) -> list[tuple[nn.Module, Callable[[Forward], Forward]]]:

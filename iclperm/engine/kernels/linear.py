@@ -73,6 +73,21 @@ class SumOrder:
     bias_first: bool
 
 
+class Room:
+    """Memory that products of few rows are written to, one after the other: fresh pages cost a fifth of a head's."""
+
+    def __init__(self) -> None:
+        self._floats = torch.empty(0, dtype=torch.float32)
+
+    def of(self, num_rows: int, num_outputs: int) -> torch.Tensor:
+        """Float32 [num_rows, num_outputs], in place of what was there."""
+        size = num_rows * num_outputs
+        if self._floats.numel() < size:
+            self._floats = torch.empty(0, dtype=torch.float32)  # first, so that both never exist
+            self._floats = torch.empty(size, dtype=torch.float32)
+        return self._floats[:size].view(num_rows, num_outputs)
+
+
 @dataclass(frozen=True)
 class MatrixProduct:
     """x [M, H] @ weight.T + bias [M, N] of an unhooked module's numbers, or those ``outputs`` of the N alone.
@@ -93,10 +108,10 @@ class MatrixProduct:
             weight, bias = weight[outputs], None if bias is None else bias[outputs]
         return cls(weight, bias, uses_onednn(weight.device, weight.dtype, is_head=is_head))
 
-    def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        """Of x [M, H]."""
+    def __call__(self, x: torch.Tensor, room: Room | None = None) -> torch.Tensor:
+        """Of x [M, H]; where our kernel runs, in the ``room`` if one is given."""
         if x.shape[0] <= few_rows() and (order := self.order) is not None:
-            return self.in_order(x, order)
+            return self.in_order(x, order, room)
         return self.by_library(x)
 
     def by_library(self, x: torch.Tensor) -> torch.Tensor:
@@ -106,9 +121,9 @@ class MatrixProduct:
         product: torch.Tensor = torch.ops.mkldnn._linear_pointwise(x, self.weight, self.bias, "none", [], "")
         return product
 
-    def in_order(self, x: torch.Tensor, order: SumOrder) -> torch.Tensor:
+    def in_order(self, x: torch.Tensor, order: SumOrder, room: Room | None = None) -> torch.Tensor:
         """Of float32 x [M, H], by our kernel for few rows."""
-        out = torch.empty((x.shape[0], self.weight.shape[0]), dtype=x.dtype, device=x.device)
+        out = (room or Room()).of(x.shape[0], self.weight.shape[0])
         weight, bias = self._arrays
         _core.thin_product(
             as_numpy(x),
@@ -185,6 +200,8 @@ def _orders(num_columns: int, bias: torch.Tensor | None) -> Iterator[SumOrder]:
             yield SumOrder(block, bias_first=False)
 
 
-def linear(module: nn.Linear, x: torch.Tensor, outputs: slice = _ALL, *, is_head: bool = False) -> torch.Tensor:
+def linear(
+    module: nn.Linear, x: torch.Tensor, outputs: slice = _ALL, *, is_head: bool = False, room: Room | None = None
+) -> torch.Tensor:
     """The `MatrixProduct` of a module as it is now with x [M, H]."""
-    return MatrixProduct.of(module, outputs, is_head=is_head)(x)
+    return MatrixProduct.of(module, outputs, is_head=is_head)(x, room)
