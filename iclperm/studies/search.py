@@ -87,8 +87,8 @@ def search_findings(
     """
     scores = _scores(dev)
     if criterion not in scores:
-        asked = "" if dev.predictions is not None else "; others need the predictions of the dev answers"
-        raise RequestError(f"criterion must be one of {', '.join(scores)}, got {criterion!r}{asked}")
+        why = "" if dev.predictions is not None else "; others need the predictions of the dev answers"
+        raise RequestError(f"criterion must be one of {', '.join(scores)}, got {criterion!r}{why}")
     asked = test.correct, test.state, test.weights
     result = search(scores[criterion], *asked, seed=seed)
     results = {name: search(values, *asked, halves=0) for name, values in scores.items()}
