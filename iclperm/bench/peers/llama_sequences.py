@@ -87,7 +87,7 @@ class LlamaSequences:
 
     @staticmethod
     def _fits(work: BenchWorkload, together: int) -> bool:
-        """Whether so many texts find room beside their context; one at a time is asked for whatever it takes."""
+        """Whether so many texts find room beside their context; the fewest are tried whatever they take."""
         longest = max(query.size for query in work.queries) + work.new_tokens
         context = max(int(marks[-1]) for marks in work.marks)
         return together == TOGETHER[0] or context + together * longest <= CONTEXT_TOKENS
