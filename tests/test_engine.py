@@ -439,9 +439,9 @@ def test_no_matrix_product_runs_under_eight_rows(llama: PreTrainedModel, monkeyp
 
     multiply = MatrixProduct.__call__
 
-    def counted(self: MatrixProduct, x: torch.Tensor) -> torch.Tensor:
+    def counted(self: MatrixProduct, x: torch.Tensor, *rest: Any) -> torch.Tensor:
         rows.append(x.shape[0])
-        return multiply(self, x)
+        return multiply(self, x, *rest)
 
     def counted_by_torch(x: torch.Tensor, *args: Any) -> torch.Tensor:
         rows.append(x.numel() // x.shape[-1])

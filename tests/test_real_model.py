@@ -21,7 +21,7 @@ def test_every_study_that_is_written_opens(tmp_path, monkeypatch):
         (tmp_path / "gsm8k" / f"{split}.jsonl").write_text('{"question": "1 + 1?", "answer": "#### 2"}\n' * 40)
     real_model.write(model_path(), tmp_path / "test.csv", tmp_path / "gsm8k", tmp_path)
     written = {path.stem: yaml.safe_load(path.read_text()) for path in tmp_path.glob("*.yaml")}
-    assert written.keys() == {*real_model.AG_NEWS, "gsm8k"}
+    assert written.keys() == {*real_model.AG_NEWS, *real_model.GSM8K}
     for name, study in written.items():
         opened = iclperm.Study.from_file(tmp_path / f"{name}.yaml")
         assert opened.model_dump(mode="json").items() >= {"kind": study["kind"], "queries": study["queries"]}.items()

@@ -30,7 +30,7 @@ from iclperm.stats.search import choices, choose, open_choice, search
 from iclperm.stats.search_curves import dev_sizes, permutation_sizes, search_over_dev_queries, search_over_permutations
 from iclperm.stats.winners_curse import expected_maximum, noise_within_sets, winners_curse
 from iclperm.studies.search import Answers, search_findings
-from iclperm.studies.search_findings import SearchFindings, _tick_words
+from iclperm.studies.search_findings import SearchFindings
 
 Array = npt.NDArray[Any]
 seeds = st.integers(0, 2**32 - 1)
@@ -559,21 +559,6 @@ class TestFindings:
         run = iclperm.run(iclperm.Study(sets=2, permutations=2, queries=4, **study), out=tmp_path / "run")
         with pytest.raises(DataError, match="no dev queries to choose by; run the study with 'dev_queries'"):
             run.findings("search")
-
-
-def test_right_and_wrong_alone_are_searched_by_dev_accuracy() -> None:
-    rng = np.random.default_rng(3)
-    dev, test = (rng.integers(0, 2, (3, 4, size)) for size in (30, 20))
-    found = search_findings(Answers(test), Answers(dev), resamples=5)
-    full = search_findings(Answers(test), Answers(dev, predictions=dev), resamples=5)
-    assert [each.name for each in found.criteria] == ["dev_accuracy"]
-    assert found.conclusion() == full.conclusion()
-    assert (found.scores == dev.mean(axis=2)).all()
-
-
-def test_sizes_that_would_run_into_each_other_are_not_both_written() -> None:
-    sizes = np.array([50, 100, 500, 600])
-    assert _tick_words(sizes) == ["50", "100", "", "600"]
 
 
 _FIELDS = ("correct", "state", "weights", "gold", "predictions")

@@ -13,7 +13,7 @@ from zoo import ZOO
 from iclperm import _core
 from iclperm.engine import Engine
 from iclperm.engine.kernels import linear as products
-from iclperm.engine.kernels.linear import MatrixProduct, Room, SumOrder, few_rows
+from iclperm.engine.kernels.linear import MatrixProduct, OutputRoom, SumOrder, few_rows
 from iclperm.engine.numerics import probe
 from iclperm.engine.shapes import padded_rows
 from iclperm.errors import RequestError
@@ -245,7 +245,7 @@ def test_a_room_holds_one_product_after_the_other() -> None:
     product, order, room = (
         MatrixProduct(numbers(300, 40), None, is_onednn=False),
         SumOrder(40, bias_first=False),
-        Room(),
+        OutputRoom(),
     )
     many, few = numbers(24, 40), numbers(9, 40)
     first = product.in_order(many, order, room)

@@ -30,7 +30,7 @@ from iclperm.engine.forward import KvPool, TreeForward
 from iclperm.engine.kernels import head, rowwise
 from iclperm.engine.kernels.attention import prepare
 from iclperm.engine.kernels.head import LikeliestIds, Reading
-from iclperm.engine.kernels.linear import Room, linear, uses_onednn
+from iclperm.engine.kernels.linear import OutputRoom, linear, uses_onednn
 from iclperm.engine.kernels.triton_compilation import architecture, decoding_architectures
 from iclperm.engine.kernels.triton_launch import may_read_head, say_what_runs_instead
 from iclperm.engine.layers import FusedDecoder, is_idle, is_unhooked, may_fuse, put_forward
@@ -106,7 +106,7 @@ class TreeModel(PlainModel):
         self._numbers = self._numbers_now()
         self._num_layers = facts.num_layers
         self.link = DeviceLink(self.devices)
-        self._logit_room = Room()
+        self._logit_room = OutputRoom()
         self._is_fused = False  # in our layers, while the model is attached
         # By whose layers run, and whether rows are live: some, all.
         self._wanted = defaultdict[tuple[bool, bool, bool], dict[PackTable, None]](dict)
@@ -177,7 +177,7 @@ class TreeModel(PlainModel):
         weight = self._head.weight
         return self._may_fuse and self._head_is_plain() and uses_onednn(weight.device, self.dtype, is_head=True)
 
-    def multiply_head(self, rows: torch.Tensor, room: Room | None = None) -> torch.Tensor:
+    def multiply_head(self, rows: torch.Tensor, room: OutputRoom | None = None) -> torch.Tensor:
         """The head on rows [R, H]: [R, V], before scale and soft-cap; in the ``room`` where our kernel runs."""
         if rows.dtype == self.dtype and self.head_is_onednn:
             return linear(self._head, rows, is_head=True, room=room)

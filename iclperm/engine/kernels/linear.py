@@ -73,7 +73,7 @@ class SumOrder:
     bias_first: bool
 
 
-class Room:
+class OutputRoom:
     """Memory that products of few rows are written to, one after the other: fresh pages cost a fifth of a head's."""
 
     def __init__(self) -> None:
@@ -108,7 +108,7 @@ class MatrixProduct:
             weight, bias = weight[outputs], None if bias is None else bias[outputs]
         return cls(weight, bias, uses_onednn(weight.device, weight.dtype, is_head=is_head))
 
-    def __call__(self, x: torch.Tensor, room: Room | None = None) -> torch.Tensor:
+    def __call__(self, x: torch.Tensor, room: OutputRoom | None = None) -> torch.Tensor:
         """Of x [M, H]; where our kernel runs, in the ``room`` if one is given."""
         if x.shape[0] <= few_rows() and (order := self.order) is not None:
             return self.in_order(x, order, room)
@@ -121,9 +121,9 @@ class MatrixProduct:
         product: torch.Tensor = torch.ops.mkldnn._linear_pointwise(x, self.weight, self.bias, "none", [], "")
         return product
 
-    def in_order(self, x: torch.Tensor, order: SumOrder, room: Room | None = None) -> torch.Tensor:
+    def in_order(self, x: torch.Tensor, order: SumOrder, room: OutputRoom | None = None) -> torch.Tensor:
         """Of float32 x [M, H], by our kernel for few rows."""
-        out = (room or Room()).of(x.shape[0], self.weight.shape[0])
+        out = (room or OutputRoom()).of(x.shape[0], self.weight.shape[0])
         weight, bias = self._arrays
         _core.thin_product(
             as_numpy(x),
@@ -201,7 +201,7 @@ def _orders(num_columns: int, bias: torch.Tensor | None) -> Iterator[SumOrder]:
 
 
 def linear(
-    module: nn.Linear, x: torch.Tensor, outputs: slice = _ALL, *, is_head: bool = False, room: Room | None = None
+    module: nn.Linear, x: torch.Tensor, outputs: slice = _ALL, *, is_head: bool = False, room: OutputRoom | None = None
 ) -> torch.Tensor:
     """The `MatrixProduct` of a module as it is now with x [M, H]."""
     return MatrixProduct.of(module, outputs, is_head=is_head)(x, room)
