@@ -117,14 +117,19 @@ class LlamaSequences:
         groups = [range(q, min(q + together, len(work.queries))) for q in range(0, len(work.queries), together)]
         texts: list[Ids] = []
         self.tokens = 0
+        for context in self._contexts(work):
+            texts.append(np.concatenate([self._texts(work, group, context.size) for group in groups]))
+        return np.stack(texts)[work.cells[:, 0], work.cells[:, 1]], {"tokens": self.tokens}
+
+    def _contexts(self, work: BenchWorkload) -> Iterator[Ids]:
+        """Every context in turn, decoded as sequence 0: each path goes on from its last mark."""
         for path, marks in zip(work.paths, work.marks, strict=True):
             llama.llama_memory_clear(self.memory, False)
             held = 0
             for mark in marks.tolist():
                 self._decode([(path[held:mark], held, 0)], scored=False)
                 held = mark
-                texts.append(np.concatenate([self._texts(work, group, held) for group in groups]))
-        return np.stack(texts)[work.cells[:, 0], work.cells[:, 1]], {"tokens": self.tokens}
+                yield path[:mark]
 
     def _texts(self, work: BenchWorkload, group: range, held: int) -> Ids:
         """The texts [queries of the group, new] after the context in sequence 0."""
@@ -151,15 +156,11 @@ class LlamaSequences:
         scores: list[Logprobs] = []
         seen: dict[bytes, Logprobs] = {}
         self.tokens = 0
-        for path, marks in zip(work.paths, work.marks, strict=True):
-            llama.llama_memory_clear(self.memory, False)
-            held = 0
-            for mark in marks.tolist():
-                self._decode([(path[held:mark], held, 0)], scored=False)
-                held, key = mark, path[:mark].tobytes()
-                if key not in seen:
-                    seen[key] = np.concatenate([self._group(work, group, held, longer) for group in groups])
-                scores.append(seen[key])
+        for context in self._contexts(work):
+            key = context.tobytes()
+            if key not in seen:
+                seen[key] = np.concatenate([self._group(work, group, context.size, longer) for group in groups])
+            scores.append(seen[key])
         return np.stack(scores)[work.cells[:, 0], work.cells[:, 1]], {"tokens": self.tokens}
 
     def _group(self, work: BenchWorkload, group: range, held: int, longer: list[int]) -> Logprobs:
