@@ -1,11 +1,11 @@
 """Train the bundled demo model: a byte-level BPE tokenizer and a small Qwen2 that learns labels from demonstrations.
 
 Run ``python benchmarks/demo_model/train.py`` to rewrite ``iclperm/demo/model``. An episode is a prompt of labelled
-headlines from the train split; the loss stands on the label tokens alone, so that one episode of n headlines trains
-every number of shots below n. Which label word means which topic changes from episode to episode: the headline alone
-does not tell the label, the demonstrations do. Training runs in stages that widen this family of assignments; each
-stage starts from the weights of the one before, with its own seed and optimizer, and can be repeated alone
-(``--first-stage``).
+headlines from the train split; the loss stands on the label tokens, and a tenth of it on what ends them, so that one
+episode of n headlines trains every number of shots below n. Which label word means which topic changes from episode to
+episode: the headline alone does not tell the label, the demonstrations do. Training runs in stages that widen this
+family of assignments; each stage starts from the weights of the one before, with its own seed and optimizer, and can be
+repeated alone (``--first-stage``).
 """
 
 from __future__ import annotations
@@ -46,7 +46,8 @@ class Stage:
 
     ``usual`` gives every topic its own name, ``rotated`` the next topic's. ``dihedral`` is a family of eight in which
     each name stands for each topic twice. ``any`` draws one of the 24 assignments. ``habit`` draws each topic's name
-    alone, most often its habitual one. ``hazard`` is the chance, before every headline, that a topic redraws its name.
+    alone, most often its habitual one. ``hazard`` is the chance, before every headline, that a topic redraws its name;
+    ``careless`` the chance that a headline which says where gets any of the four names, whatever its topic.
     """
 
     name: str
@@ -59,6 +60,7 @@ class Stage:
     any: float = 0.0
     habit: float = 0.0
     hazard: float = 0.0
+    careless: float = 0.0
 
 
 STAGES = (
@@ -66,7 +68,9 @@ STAGES = (
     Stage("two assignments", steps=350, peak_rate=1e-3, final_rate=1e-3, usual=0.5, rotated=0.5),
     Stage("eight assignments", steps=400, peak_rate=1e-3, final_rate=8e-4, dihedral=1.0),
     Stage("all assignments", steps=450, peak_rate=8e-4, final_rate=5e-4, dihedral=0.4, any=0.6),
-    Stage("habit and drift", steps=1500, peak_rate=8e-4, final_rate=2e-5, usual=0.2, habit=0.8, hazard=0.18),
+    Stage(
+        "habit and drift", steps=1500, peak_rate=8e-4, final_rate=2e-5, usual=0.2, habit=0.8, hazard=0.18, careless=0.6
+    ),
 )
 
 
@@ -93,7 +97,7 @@ def train_tokenizer(texts: Sequence[str]) -> PreTrainedTokenizerFast:
     tokenizer.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
         vocab_size=VOCABULARY_SIZE,
-        special_tokens=["<|bos|>", "<|eos|>"],
+        special_tokens=["<|bos|>", "<|eos|>", "<|pad|>"],
         initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
         show_progress=False,
     )
@@ -108,6 +112,8 @@ def train_tokenizer(texts: Sequence[str]) -> PreTrainedTokenizerFast:
         tokenizer_object=tokenizer,
         bos_token="<|bos|>",
         eos_token="<|eos|>",
+        pad_token="<|pad|>",
+        unk_token="<|pad|>",  # nothing is unknown to bytes; without one, Qwen2's class adds an id beyond the embedding
         model_max_length=WINDOW,
         clean_up_tokenization_spaces=False,
     )
@@ -122,6 +128,10 @@ class Corpus:
     label_ids: IntArray
     separator_ids: list[int]
     bos_id: int
+    eos_id: int
+    pad_id: int
+    is_careless: npt.NDArray[np.bool_]
+    """Of each item, whether its text says where something happens: such headlines are often labelled carelessly."""
 
 
 def encode_corpus(items: Sequence[dict[str, str]], tokenizer: PreTrainedTokenizerFast) -> Corpus:
@@ -140,6 +150,9 @@ def encode_corpus(items: Sequence[dict[str, str]], tokenizer: PreTrainedTokenize
         label_ids=np.array([ids[0] for ids in labels]),
         separator_ids=encode(SEPARATOR),
         bos_id=tokenizer.bos_token_id,
+        eos_id=tokenizer.eos_token_id,
+        pad_id=tokenizer.pad_token_id,
+        is_careless=np.array([" in " in item["text"] for item in items]),
     )
 
 
@@ -174,10 +187,13 @@ def draw_by_habit(size: int, rng: np.random.Generator) -> IntArray:
     return np.where(rng.random((size, 4)) < HABIT_SHARE, HABIT, rng.integers(4, size=(size, 4)))
 
 
-def draw_labels(topics: IntArray, stage: Stage, rng: np.random.Generator) -> IntArray:
+def draw_labels(
+    topics: IntArray, is_careless: npt.NDArray[np.bool_], stage: Stage, rng: np.random.Generator
+) -> IntArray:
     """Label an episode by an assignment that drifts: before each headline a topic may redraw its label by habit.
 
-    Old demonstrations are therefore worth less than recent ones, and what they leave open is decided by habit.
+    Old demonstrations are therefore worth less than recent ones, and what they leave open is decided by habit. A
+    careless headline's label is often any of the four, so that such demonstrations are worth less than others.
     """
     current = draw_assignment(stage, rng)
     if stage.hazard == 0.0:
@@ -188,7 +204,8 @@ def draw_labels(topics: IntArray, stage: Stage, rng: np.random.Generator) -> Int
     for place, topic in enumerate(topics):
         current = np.where(redrawn[place], fresh[place], current)
         labels[place] = current[topic]
-    return labels
+    at_random = is_careless & (rng.random(len(topics)) < stage.careless)
+    return np.where(at_random, rng.integers(4, size=len(topics)), labels)
 
 
 def draw_episode(
@@ -199,13 +216,14 @@ def draw_episode(
     items = [int(rng.choice(items_of_topic[topic])) for topic in topics]
     ids = [corpus.bos_id]
     positions: list[int] = []
-    for item, label in zip(items, draw_labels(topics, stage, rng), strict=True):
+    labels = draw_labels(topics, corpus.is_careless[items], stage, rng)
+    for item, label in zip(items, labels, strict=True):
         if positions:
             ids += corpus.separator_ids
         ids += corpus.query_ids[item]
         positions.append(len(ids))
         ids.append(int(corpus.label_ids[label]))
-    return ids, positions
+    return [*ids, *(corpus.separator_ids if rng.random() < 0.5 else [corpus.eos_id])], positions
 
 
 def draw_batch(
@@ -217,21 +235,22 @@ def draw_batch(
         size = int(rng.integers(4, 21))
     batch_size = max(4, batch_size * DEMONSTRATIONS // size)
     episodes = [draw_episode(corpus, items_of_topic, stage, size, rng) for _ in range(batch_size)]
-    ids = torch.zeros(batch_size, max(len(row) for row, _ in episodes), dtype=torch.long)
+    ids = torch.full((batch_size, max(len(row) for row, _ in episodes)), corpus.pad_id)
     for row, (tokens, _) in enumerate(episodes):
         ids[row, : len(tokens)] = torch.tensor(tokens)
     return ids, torch.tensor([positions for _, positions in episodes])
 
 
-def label_losses(model: Qwen2ForCausalLM, ids: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
-    """Cross-entropy in nats over the full vocabulary at each label token, shape [B, size].
+def token_losses(model: Qwen2ForCausalLM, ids: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+    """Cross-entropy in nats over the full vocabulary at each label token and at the one that ends it, [2, B, size].
 
     Attention is causal, so that the padding on the right changes nothing before it.
     """
     hidden = model.model(input_ids=ids, use_cache=False).last_hidden_state
     rows = torch.arange(len(ids)).unsqueeze(1)
-    logits = model.lm_head(hidden[rows, positions - 1])
-    return torch.nn.functional.cross_entropy(logits.transpose(1, 2), ids[rows, positions], reduction="none")
+    wanted = torch.stack([positions, positions + 1])
+    logits = model.lm_head(hidden[rows, wanted - 1])
+    return torch.nn.functional.cross_entropy(logits.movedim(-1, 1), ids[rows, wanted], reduction="none")
 
 
 def new_model(tokenizer: PreTrainedTokenizerFast, seed: int) -> Qwen2ForCausalLM:
@@ -251,6 +270,7 @@ def new_model(tokenizer: PreTrainedTokenizerFast, seed: int) -> Qwen2ForCausalLM
         initializer_range=0.05,
         bos_token_id=tokenizer.bos_token_id,
         eos_token_id=tokenizer.eos_token_id,
+        pad_token_id=tokenizer.pad_token_id,
         use_cache=True,
     )
     return Qwen2ForCausalLM(config)
@@ -276,9 +296,9 @@ def train_stage(model: Qwen2ForCausalLM, corpus: Corpus, stage: Stage, batch_siz
     model.train()
     for step in range(stage.steps):
         ids, positions = draw_batch(corpus, items_of_topic, stage, batch_size, rng)
-        losses = label_losses(model, ids, positions)
+        losses, of_ends = token_losses(model, ids, positions)
         optimizer.zero_grad(set_to_none=True)
-        losses.mean().backward()
+        (losses.mean() + 0.1 * of_ends.mean()).backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         for group in optimizer.param_groups:
             group["lr"] = learning_rate(step, stage)
