@@ -514,7 +514,7 @@ py::tuple head_rows(const py::array& logits, const Vector<std::int64_t>& pair_ro
 
 void thin_product(const py::array& x, const py::array& weight, py::array& out, const std::optional<py::array>& bias,
                   std::int64_t block, bool bias_first, int num_threads) {
-  constexpr iclperm::Element element = iclperm::Element::float32;
+  const iclperm::Element element = element_of(x, "x");
   const auto x_strides = strides_of(x, 2, element, "x");
   const auto weight_strides = strides_of(weight, 2, element, "weight");
   const auto out_strides = strides_of(out, 2, element, "out");
@@ -527,17 +527,22 @@ void thin_product(const py::array& x, const py::array& weight, py::array& out, c
   if (bias) strides_of(*bias, 1, element, "bias");
   ICLPERM_REQUIRE(!bias || bias->shape(0) == weight.shape(0), "bias has shape " + shape_text(*bias) + "; weight " +
                                                                   shape_text(weight) + " asks for an entry of each row");
-  const iclperm::ThinProduct call{.num_rows = x.shape(0),
-                                  .num_columns = x.shape(1),
+  const std::int64_t size = element == iclperm::Element::float32 ? 1 : 2;  // numbers a column
+  ICLPERM_REQUIRE(out.size() == 0 || (x.shape(1) | x_strides[0] | weight_strides[0] | block) % size == 0,
+                  "x " + shape_text(x) + ", block " + std::to_string(block) +
+                      ": bfloat16 needs even columns, strides and block");
+  const iclperm::ThinProduct call{.element = element,
+                                  .num_rows = x.shape(0),
+                                  .num_columns = x.shape(1) / size,
                                   .num_outputs = weight.shape(0),
-                                  .x = static_cast<const float*>(x.data()),
-                                  .x_stride = x_strides[0],
-                                  .weight = static_cast<const float*>(weight.data()),
-                                  .weight_stride = weight_strides[0],
-                                  .bias = bias ? static_cast<const float*>(bias->data()) : nullptr,
+                                  .x = x.data(),
+                                  .x_stride = x_strides[0] / size,
+                                  .weight = weight.data(),
+                                  .weight_stride = weight_strides[0] / size,
+                                  .bias = bias ? bias->data() : nullptr,
                                   .bias_first = bias_first,
-                                  .block = block,
-                                  .y = static_cast<float*>(writable(out, "out")),
+                                  .block = block / size,
+                                  .y = writable(out, "out"),
                                   .y_stride = out_strides[0]};
   const iclperm::Isa isa = iclperm::selected_isa();
   const py::gil_scoped_release release;
@@ -567,7 +572,11 @@ void bind_kernels(py::module_& module) {
              py::arg("sum") = py::none(), py::kw_only(), py::arg("eps"), py::arg("num_threads") = 1);
   module.def("rotate", &rotate, py::arg("x"), py::arg("cosines"), py::arg("sines"), py::kw_only(),
              py::arg("neighbours") = false, py::arg("num_threads") = 1);
-  module.def("has_fused_products", [] { return iclperm::has_fused_products(iclperm::selected_isa()); });
+  const auto has_fused_products = [](bool bfloat16) {
+    const auto element = bfloat16 ? iclperm::Element::bfloat16 : iclperm::Element::float32;
+    return iclperm::has_fused_products(iclperm::selected_isa(), element);
+  };
+  module.def("has_fused_products", has_fused_products, py::kw_only(), py::arg("bfloat16") = false);
   module.def("thin_product", &thin_product, py::arg("x"), py::arg("weight"), py::arg("out"),
              py::arg("bias") = py::none(), py::kw_only(), py::arg("block"), py::arg("bias_first") = false,
              py::arg("num_threads") = 1);

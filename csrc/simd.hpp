@@ -42,6 +42,7 @@ struct bfloat16 {
   std::uint16_t bits;
 };
 
+inline vfloat as_float(vfloat x) { return x; }
 inline vfloat as_float(vint x) { return reinterpret_cast<vfloat>(x); }
 inline vfloat as_float(vuint x) { return reinterpret_cast<vfloat>(x); }
 inline vint as_int(vfloat x) { return reinterpret_cast<vint>(x); }
@@ -144,7 +145,7 @@ inline vfloat fma(vuint a, vuint b, vfloat c) {
 
 // The first `count` lanes, 0 < count; whole vectors where count >= LANES. Missing lanes read as zero.
 template <typename T>
-inline vfloat load_some(const T* from, std::int64_t count) {
+inline auto load_some(const T* from, std::int64_t count) {
   if (count >= LANES) return load(from);
   T padded[LANES] = {};
   for (std::int64_t lane = 0; lane < count; ++lane) padded[lane] = from[lane];

@@ -48,9 +48,9 @@ std::int64_t columns_an_item(const ThinProduct& call, int num_threads) {
 
 }  // namespace
 
-bool has_fused_products(Isa isa) {
+bool has_fused_products(Isa isa, Element element) {
+  if (element == Element::bfloat16) return isa == Isa::avx512_bf16;
 #if defined(__aarch64__)
-  static_cast<void>(isa);
   return true;
 #else
   return isa != Isa::baseline;
@@ -60,6 +60,9 @@ bool has_fused_products(Isa isa) {
 void thin_product(const ThinProduct& call, Isa isa, int num_threads) {
   check_threads(num_threads);
   if (call.block < 1) throw std::invalid_argument("block is " + std::to_string(call.block) + "; give 1 at least");
+  if (call.element == Element::bfloat16 && !has_fused_products(isa, call.element)) {
+    throw std::invalid_argument(std::string("bfloat16 is multiplied on avx512_bf16 alone; this is ") + isa_name(isa));
+  }
   if (call.num_rows == 0 || call.num_outputs == 0) return;
   constexpr std::int64_t MOST = std::int64_t{1} << 40;  // floats: more than any memory holds, few enough to be counted
   if (call.num_rows > MOST / std::max(call.num_columns, THIN_OUTPUTS)) {

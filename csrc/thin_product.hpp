@@ -7,30 +7,34 @@
 
 #include <cstdint>
 
+#include "element.hpp"
 #include "isa.hpp"
 
 namespace iclperm {
 
-// y[r, n] of float32 = sum over blocks b of (chain of fma over the columns k of b of x[r, k] weight[n, k]), blocks added
-// in ascending order; bias[n], unless that is nullptr, comes before the first block or after the last. Strides count
-// elements; columns lie side by side.
+// y[r, n] = sum over blocks b of (chain of fma over the columns k of b of x[r, k] weight[n, k]), blocks added in
+// ascending order; bias[n], unless that is nullptr, comes before the first block or after the last. A column is a float32,
+// or a pair of bfloat16 that one instruction multiplies and adds to a float32, which is rounded at the end. Strides of x
+// and weight count columns, that of y its elements; columns lie side by side.
 struct ThinProduct {
+  Element element;
   std::int64_t num_rows, num_columns, num_outputs;
-  const float* x;
+  const void* x;
   std::int64_t x_stride;
-  const float* weight;
+  const void* weight;
   std::int64_t weight_stride;
-  const float* bias;
+  const void* bias;
   bool bias_first;
   std::int64_t block;  // columns of a chain, 1 at least
-  float* y;
+  void* y;
   std::int64_t y_stride;
 };
 
-// Whether an instruction set has fused products, without which the order of sums is another.
-bool has_fused_products(Isa isa);
+// Whether an instruction set has the fused products of an element, without which the order of sums is another.
+bool has_fused_products(Isa isa, Element element);
 
-// Throws std::invalid_argument for a block below 1 and what parallel_for throws.
+// Throws std::invalid_argument for a block below 1, for bfloat16 where the instruction set does not multiply it, and what
+// parallel_for throws.
 void thin_product(const ThinProduct& call, Isa isa, int num_threads);
 
 // What follows is between the dispatcher and the kernels.

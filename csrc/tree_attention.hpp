@@ -15,11 +15,10 @@
 
 #include <cstdint>
 
+#include "element.hpp"
 #include "isa.hpp"
 
 namespace iclperm {
-
-enum class Element : std::uint8_t { float32, bfloat16 };
 
 // [rows, heads, head_dim], head_dim contiguous; strides count elements.
 template <typename Byte>

@@ -111,14 +111,14 @@ def rotate(
     the same cosines and sines.
     """
 
-def has_fused_products() -> bool:
-    """Whether the instructions in use multiply and add with one rounding."""
+def has_fused_products(*, bfloat16: bool = False) -> bool:
+    """Whether the instructions in use multiply and add float32 with one rounding, or pairs of bfloat16 at all."""
 
 def thin_product(
-    x: npt.NDArray[np.float32],
-    weight: npt.NDArray[np.float32],
-    out: npt.NDArray[np.float32],
-    bias: npt.NDArray[np.float32] | None = None,
+    x: Elements,
+    weight: Elements,
+    out: Elements,
+    bias: Elements | None = None,
     *,
     block: int,
     bias_first: bool = False,
@@ -127,8 +127,9 @@ def thin_product(
     """x [M, H] times ``weight`` [N, H] transposed, plus ``bias`` [N], into ``out`` [M, N], in a given order of sums.
 
     Over each ``block`` of columns, in their order, a chain of fused products; the blocks' sums are added one after the
-    other, to the bias where that comes first. A row's bits depend on that row alone. Made for few rows: the matrix is
-    read from memory once, where it lies. Cost: 2 M N H flops, N H floats read.
+    other, to the bias where that comes first. bfloat16 is multiplied by pairs, H and ``block`` are even then, and sums
+    are float32 until they are written. A row's bits depend on that row alone. Made for few rows: the matrix is read
+    from memory once, where it lies. Cost: 2 M N H flops, N H numbers read.
     """
 
 def head_rows(

@@ -201,12 +201,15 @@ def head_rows(case: Case) -> dict[str, Any]:
 
 def thin_product(case: Case) -> dict[str, Any]:
     rows, columns, outputs = case.count(1, 70), case.choose(1, 7, 16, 33, 200), case.choose(1, 12, 95, 97, 200)
+    block, kind = case.choose(1, 10, columns, 192), np.float32
+    if _core.has_fused_products(bfloat16=True) and columns % 2 == block % 2 == 0 and case.chance(0.7):
+        kind = np.uint16
     return {
-        "x": case.elements(rows, columns, kind=np.float32),
-        "weight": case.elements(outputs, columns, kind=np.float32),
-        "out": case.elements(rows, outputs, kind=np.float32),
-        "bias": case.elements(outputs, kind=np.float32) if case.chance(0.5) else None,
-        "block": case.choose(1, 10, columns, 192),
+        "x": case.elements(rows, columns, kind=kind),
+        "weight": case.elements(outputs, columns, kind=kind),
+        "out": case.elements(rows, outputs, kind=kind),
+        "bias": case.elements(outputs, kind=kind) if case.chance(0.5) else None,
+        "block": block,
         "bias_first": case.chance(0.5),
         "num_threads": _threads(case),
     }

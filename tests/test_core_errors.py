@@ -176,6 +176,14 @@ def isa(name: str) -> str:
         return _core.isa()
 
 
+def thin_pairs(block: int = 4) -> None:
+    """On instructions that do not multiply bfloat16."""
+    shapes = {"x": (3, 4), "weight": (5, 4), "out": (3, 5)}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("ICLPERM_ISA", "baseline")
+        thin(block=block, **{name: zeros(*shape, dtype=np.uint16) for name, shape in shapes.items()})
+
+
 class Refusal(NamedTuple):
     message: str  # the whole of it
     provoke: Callable[[], object]
@@ -283,6 +291,7 @@ REFUSALS = {
             lambda: thin(out=zeros(3, 4)),
         ),
         Refusal("bias has shape (4,); weight (5, 4) asks for an entry of each row", lambda: thin(bias=zeros(4))),
+        Refusal("x (3, 4), block 3: bfloat16 needs even columns, strides and block", lambda: thin_pairs(3)),
         Refusal("k_new has head dimension 8 and q 0; they must be equal", lambda: attention(q=zeros(5, 4, 0))),
         Refusal("out is read-only", lambda: attention(out=read_only(5, 4, 8))),
         Refusal("sum is read-only", lambda: norm(sum=read_only(3, 4))),
@@ -353,6 +362,7 @@ REFUSALS = {
     ],
     "thin_product.cpp": [
         Refusal("block is 0; give 1 at least", lambda: thin(block=0)),
+        Refusal("bfloat16 is multiplied on avx512_bf16 alone; this is baseline", thin_pairs),
     ],
     "parallel.cpp": [
         *(

@@ -13,14 +13,17 @@ from zoo import ZOO
 from iclperm import _core
 from iclperm.engine import Engine
 from iclperm.engine.kernels import linear as products
+from iclperm.engine.kernels.attention import as_numpy
 from iclperm.engine.kernels.linear import MatrixProduct, OutputRoom, SumOrder, few_rows
 from iclperm.engine.numerics import probe
 from iclperm.engine.shapes import padded_rows
 from iclperm.errors import RequestError
-from iclperm.reference.products import chained, fused
+from iclperm.reference.products import chained, chained_pairs, fused
 
 ISAS = [isa for isa in _core.available_isas() if isa != "baseline"]
 IS_KNOWN = "avx512" not in ISAS  # in which order the libraries here add up
+PAIR_ISAS = [isa for isa in ISAS if isa == "avx512_bf16"]  # that multiply bfloat16
+DTYPES = [torch.float32, *([torch.bfloat16] if PAIR_ISAS else [])]
 HAS_ONEDNN = torch.backends.mkldnn.is_available() and hasattr(torch.ops.mkldnn, "_linear_pointwise")
 SPECIAL = np.float32([0.0, -0.0, 1e-45, -1e-40, 1.1754944e-38, 3.4028235e38, -3.4028235e38, np.inf, -np.inf, np.nan])
 
@@ -106,6 +109,44 @@ def test_sums_have_the_order_asked_for(isa, shape, block, bias, special, num_thr
     np.testing.assert_array_equal(out, wanted)
 
 
+@pytest.mark.parametrize("isa", PAIR_ISAS or ["avx2"])
+@settings(deadline=None)
+@given(
+    shape=st.tuples(st.integers(1, 75), st.integers(1, 110), st.integers(1, 35)),
+    block=st.integers(1, 40),
+    bias=st.sampled_from([None, False, True]),
+    special=st.booleans(),
+    num_threads=st.integers(1, 3),
+    seed=st.integers(0, 2**16),
+)
+def test_pairs_of_bfloat16_have_the_order_asked_for(isa, shape, block, bias, special, num_threads, seed) -> None:
+    """And are refused where no instruction multiplies them."""
+    generator, rng = torch.Generator().manual_seed(seed), np.random.default_rng(seed)
+    num_rows, num_outputs, num_pairs = shape
+    x, weight, out = (
+        torch.randn(rows, columns + apart, generator=generator).bfloat16()[:, :columns]
+        for rows, columns, apart in (
+            (num_rows, 2 * num_pairs, 4), (num_outputs, 2 * num_pairs, 6), (num_rows, num_outputs, 1)
+        )
+    )  # fmt: skip
+    shift = None if bias is None else torch.randn(num_outputs, generator=generator).bfloat16()
+    if special:
+        number = torch.tensor(rng.choice([0.0, -0.0, 3e38, -3e38, np.inf, -np.inf, np.nan]))
+        x[rng.integers(num_rows), rng.integers(2 * num_pairs)] = number
+    order = {"block": 2 * block, "bias_first": bool(bias)}
+    with pytest.MonkeyPatch.context() as patch, np.errstate(all="ignore"):
+        patch.setenv("ICLPERM_ISA", isa)
+        given_arrays = (as_numpy(x), as_numpy(weight), as_numpy(out), None if shift is None else as_numpy(shift))
+        if not _core.has_fused_products(bfloat16=True):
+            with pytest.raises(RequestError, match="bfloat16 is multiplied on avx512_bf16 alone; this is "):
+                _core.thin_product(*given_arrays, **order)
+            return
+        _core.thin_product(*given_arrays, **order, num_threads=num_threads)
+        floats = (x.float().numpy(), weight.float().numpy(), None if shift is None else shift.float().numpy())
+        wanted = torch.from_numpy(chained_pairs(*floats, **order)).bfloat16()
+    np.testing.assert_array_equal(out.float(), wanted.float())
+
+
 def test_more_rows_than_any_memory_holds(tmp_path) -> None:
     rows = np.lib.stride_tricks.as_strided(np.zeros((1, 4), np.float32), (2**38, 4), (0, 4), writeable=False)
     with (tmp_path / "never filled").open("wb+") as file:
@@ -128,39 +169,41 @@ def test_without_fused_products_the_library_multiplies(monkeypatch, orders) -> N
 @pytest.mark.parametrize("bias", [False, True])
 @pytest.mark.parametrize("inputs", [16, 64, 200, 256, 640, 1408, 3000])
 @pytest.mark.parametrize("is_onednn", [False, True] if HAS_ONEDNN else [False])
-def test_few_rows_have_the_bits_of_the_library(is_onednn, inputs, bias, orders) -> None:
-    module = linear(203, inputs, bias=bias)
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_few_rows_have_the_bits_of_the_library(dtype, is_onednn, inputs, bias, orders) -> None:
+    module = linear(203, inputs, bias=bias).to(dtype)
     product = MatrixProduct(module.weight, module.bias, is_onednn)
     step = 8 * torch.get_num_threads()
     for rows in range(step, few_rows() + 1, step):
-        x = numbers(rows, inputs, seed=rows)
+        x = numbers(rows, inputs, seed=rows).to(dtype)
         assert torch.equal(product(x), product.by_library(x)) or not keeps_bits(product, x)
     assert len(orders) == 1
     # A row's bits are those of one among many, which the library multiplies.
-    many = numbers(512, inputs)
+    many = numbers(512, inputs).to(dtype)
     few = slice(100, 100 + step)
     assert torch.equal(product(many[few]), product(many)[few]) or not keeps_bits(product, many)
-    if IS_KNOWN:
+    if IS_KNOWN or dtype == torch.bfloat16:
         assert product.order is not None
         assert keeps_bits(product, many)
 
 
 @fuses
-@pytest.mark.parametrize("num_columns", [16, 64, 193, 640, 2100])
+@pytest.mark.parametrize("num_columns", [16, 64, 194, 640, 2100])
 @pytest.mark.parametrize("bias", [False, True])
-def test_each_order_that_is_tried_is_found(num_columns, bias, monkeypatch, orders) -> None:
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_each_order_that_is_tried_is_found(dtype, num_columns, bias, monkeypatch, orders) -> None:
     """Of a library that adds up in that order, whatever numbers a module has: here a bias of zeros."""
-    module = linear(40, num_columns, bias=bias)
+    module = linear(40, num_columns, bias=bias).to(dtype)
     if bias:
         module.bias.zero_()
-    for wanted in list(products._orders(num_columns, module.bias)):
+    for wanted in list(products._orders(num_columns, dtype, module.bias)):
 
         def library(x: torch.Tensor, weight: torch.Tensor, shift: torch.Tensor | None, order=wanted) -> torch.Tensor:
             return MatrixProduct(weight, shift, is_onednn=False).in_order(x, order)
 
         orders.clear()
         monkeypatch.setattr(nn.functional, "linear", library)
-        assert MatrixProduct.of(module).order == wanted
+        assert MatrixProduct(module.weight, module.bias, is_onednn=False).order == wanted
 
 
 @fuses
@@ -182,7 +225,7 @@ def test_what_one_matrix_shows_is_right_for_the_next_of_its_shape(first, num_col
         assert torch.equal(product(x), product.by_library(x)) or not keeps_bits(product, x)
         assert keeps_bits(product, x) or not IS_KNOWN
     if IS_KNOWN:
-        assert (MatrixProduct(weight, bias, is_onednn).order is None) == (first == "sparse")
+        assert MatrixProduct(weight, bias, is_onednn).order is not None
 
 
 @fuses
@@ -202,10 +245,15 @@ def test_an_order_that_our_kernel_does_not_know_is_left_to_the_library(monkeypat
 
 
 @fuses
-@pytest.mark.parametrize("value", [0.0, torch.nan])
-def test_a_matrix_that_tells_no_orders_apart_is_left_to_the_library(value, orders) -> None:
+def test_a_matrix_that_tells_no_orders_apart(orders) -> None:
+    """Zeros have the order of their shape, which other numbers told; what is no number has none."""
     module = linear(40, 64)
-    module.weight.fill_(value)
+    told = MatrixProduct.of(module).order
+    orders.clear()
+    module.weight.zero_()
+    assert MatrixProduct.of(module).order == told
+    orders.clear()
+    module.weight.fill_(torch.nan)
     assert MatrixProduct.of(module).order is None
 
 
@@ -235,7 +283,8 @@ def test_a_small_matrix_is_left_to_the_library(monkeypatch, orders) -> None:
 @fuses
 def test_what_our_kernel_cannot_read_is_left_to_the_library() -> None:
     wide = numbers(64, 40)
-    for weight in (wide.T, wide.T.bfloat16(), torch.empty(40, 64, device="meta")):
+    odd = numbers(40, 65).bfloat16()
+    for weight in (wide.T, wide.T.bfloat16(), wide.half(), odd, odd[:, :64], torch.empty(40, 64, device="meta")):
         assert MatrixProduct(weight, None, is_onednn=False).order is None
     assert MatrixProduct(numbers(40, 64), numbers(80)[::2], is_onednn=False).order is None
 
@@ -253,7 +302,9 @@ def test_a_room_holds_one_product_after_the_other() -> None:
     second = product.in_order(few, order, room)
     assert torch.equal(second, product.in_order(few, order))
     assert second.data_ptr() == first.data_ptr()
-    assert room.of(25, 300).shape == (25, 300)
+    assert room.of(25, 300, torch.float32).shape == (25, 300)
+    assert room.of(9, 600, torch.bfloat16).dtype == torch.bfloat16
+    assert room.of(9, 600, torch.bfloat16).data_ptr() == room.of(25, 300, torch.float32).data_ptr()
 
 
 @pytest.fixture
@@ -293,11 +344,18 @@ def test_the_probe_of_numerics_is_of_the_library(ways) -> None:
 
 
 @fuses
-@pytest.mark.parametrize("name", ["llama", "qwen2", "gemma3", "phi3", "opt"])
-def test_an_engine_has_the_same_bits_with_and_without(name, ways, monkeypatch) -> None:
+@pytest.mark.parametrize(
+    ("name", "dtype"),
+    [
+        *((name, torch.float32) for name in ("llama", "qwen2", "gemma3", "phi3", "opt")),
+        *((name, dtype) for name in ("qwen2", "gemma3", "phi3") for dtype in DTYPES[1:]),
+    ],
+    ids=str,
+)
+def test_an_engine_has_the_same_bits_with_and_without(name, dtype, ways, monkeypatch) -> None:
     torch.manual_seed(0)
-    engine = Engine(ZOO[name].build(), pack_tokens=2 * few_rows())
-    assert engine.numerics["dtype"] == "float32"
+    engine = Engine(ZOO[name].build().to(dtype), pack_tokens=2 * few_rows())
+    assert f"torch.{engine.numerics['dtype']}" == str(dtype)
     ways.clear()
     ours = asked(engine)
     if engine.layers == "fused":
@@ -306,7 +364,7 @@ def test_an_engine_has_the_same_bits_with_and_without(name, ways, monkeypatch) -
         few = [(way, order) for way, rows, order in ways if 0 < rows <= few_rows() and order != "not asked for"]
         assert few
         assert all(way == ("by_library" if order is None else "in_order") for way, order in few)
-        if IS_KNOWN:
+        if IS_KNOWN or dtype == torch.bfloat16:
             assert all(order is not None for _, order in few)
     ways.clear()
     monkeypatch.setattr(products, "FEW_ROWS", 0)

@@ -5,9 +5,9 @@ torch sends float32 products on a CPU to MKL, which on AMD's processors keeps to
 (benchmarks/products.py). Its rows can change their last bits below 8 rows a thread; oneDNN's do not from 2 rows on. In
 bfloat16 torch takes oneDNN itself.
 
-Of few rows either reaches a third to two thirds of what the processor can do. Both add up float32 by a plain rule,
-chains of fused multiplications over blocks of columns, so few rows are multiplied by a kernel of our own
-(csrc/thin_product.hpp) in the very order that the library was found to have: the same bits, sooner.
+Of few rows either reaches a third to two thirds of what the processor can do. Both add up by a plain rule, chains of
+fused multiplications over blocks of columns, oneDNN bfloat16 in pairs, so few rows are multiplied by a kernel of our
+own (csrc/thin_product.hpp) in the very order that the library was found to have: the same bits, sooner.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ def few_rows() -> int:
 
 @dataclass(frozen=True)
 class SumOrder:
-    """How a float32 product is added up: chains over ``block`` columns, one after the other, the bias first or last."""
+    """How a product is added up: chains over ``block`` columns, one after the other, the bias first or last."""
 
     block: int
     bias_first: bool
@@ -77,15 +77,15 @@ class OutputRoom:
     """Memory that products of few rows are written to, one after the other: fresh pages cost a fifth of a head's."""
 
     def __init__(self) -> None:
-        self._floats = torch.empty(0, dtype=torch.float32)
+        self._bytes = torch.empty(0, dtype=torch.uint8)
 
-    def of(self, num_rows: int, num_outputs: int) -> torch.Tensor:
-        """Float32 [num_rows, num_outputs], in place of what was there."""
-        size = num_rows * num_outputs
-        if self._floats.numel() < size:
-            self._floats = torch.empty(0, dtype=torch.float32)  # first, so that both never exist
-            self._floats = torch.empty(size, dtype=torch.float32)
-        return self._floats[:size].view(num_rows, num_outputs)
+    def of(self, num_rows: int, num_outputs: int, dtype: torch.dtype) -> torch.Tensor:
+        """[num_rows, num_outputs] of ``dtype``, in place of what was there."""
+        size = num_rows * num_outputs * dtype.itemsize
+        if self._bytes.numel() < size:
+            self._bytes = torch.empty(0, dtype=torch.uint8)  # first, so that both never exist
+            self._bytes = torch.empty(size, dtype=torch.uint8)
+        return self._bytes[:size].view(dtype).view(num_rows, num_outputs)
 
 
 @dataclass(frozen=True)
@@ -122,8 +122,8 @@ class MatrixProduct:
         return product
 
     def in_order(self, x: torch.Tensor, order: SumOrder, room: OutputRoom | None = None) -> torch.Tensor:
-        """Of float32 x [M, H], by our kernel for few rows."""
-        out = (room or OutputRoom()).of(x.shape[0], self.weight.shape[0])
+        """Of x [M, H], by our kernel for few rows."""
+        out = (room or OutputRoom()).of(x.shape[0], self.weight.shape[0], x.dtype)
         weight, bias = self._arrays
         _core.thin_product(
             as_numpy(x),
@@ -147,13 +147,17 @@ class MatrixProduct:
         Cost, the first time: the library's product of the fewest rows that it is run with, and ours.
         """
         weight, bias = self.weight, self.bias
-        if weight.device.type != "cpu" or weight.dtype != torch.float32 or weight.numel() < FEWEST_ENTRIES:
+        if weight.device.type != "cpu" or weight.dtype not in _DTYPES or weight.numel() < FEWEST_ENTRIES:
             return None
-        if not _core.has_fused_products():
+        is_paired = weight.dtype == torch.bfloat16
+        if not _core.has_fused_products(bfloat16=is_paired):
             return None
         if weight.stride(1) != 1 or weight.data_ptr() % 4 or (bias is not None and not bias.is_contiguous()):
             return None
-        key = (self.is_onednn, *weight.shape, weight.stride(0), bias is not None, torch.get_num_threads(), _core.isa())
+        if is_paired and (weight.shape[1] % 2 or weight.stride(0) % 2):
+            return None
+        layout = (weight.dtype, *weight.shape, weight.stride(0), bias is not None)
+        key = (self.is_onednn, *layout, torch.get_num_threads(), _core.isa())
         if key not in _ORDERS:
             _ORDERS[key] = self._found_order()
         return _ORDERS[key]
@@ -162,38 +166,51 @@ class MatrixProduct:
     def _found_order(self) -> SumOrder | None:
         """The order that gives every bit of the library's product; None unless no other one does.
 
-        What it gives must not depend on the numbers that a module happens to have, as a bias of zeros, which all orders
-        treat alike: the bias is drawn, and so is another matrix, of few outputs, which the order found must fit, too.
+        What it gives must not depend on the numbers that a module happens to have, as zeros, which all orders treat
+        alike: it is found by products with a drawn matrix of few outputs, and must fit the module's, too.
         """
         num_outputs, num_columns = self.weight.shape
         if num_columns < _FEWEST_COLUMNS:
             return None
-        generator, few = torch.Generator().manual_seed(0), min(_TRIED_OUTPUTS, num_outputs)
-        x = torch.randn(padded_rows(1, self.weight.device), num_columns, generator=generator)
-        bias = None if self.bias is None else torch.randn(num_outputs, generator=generator)
-
-        def product(weight: torch.Tensor) -> MatrixProduct:
-            return MatrixProduct(weight, None if bias is None else bias[: len(weight)], self.is_onednn)
-
-        whole, part = product(self.weight), product(self.weight[:few])
-        drawn = product(torch.randn(few, num_columns, generator=generator))
-        wanted = whole.by_library(x)
+        num_rows, few = padded_rows(1, self.weight.device), min(_TRIED_OUTPUTS, num_outputs)
+        x, weight, bias = (numbers.to(self.weight.dtype) for numbers in _telling_numbers(num_rows, few, num_columns))
+        tried = MatrixProduct(weight, None if self.bias is None else bias, self.is_onednn)
+        wanted = tried.by_library(x)
         fitting = [
-            order for order in _orders(num_columns, self.bias) if torch.equal(part.in_order(x, order), wanted[:, :few])
+            order
+            for order in _orders(num_columns, self.weight.dtype, self.bias)
+            if torch.equal(tried.in_order(x, order), wanted)
         ]
         if len(fitting) != 1:
             return None
         (found,) = fitting
-        fits_drawn = torch.equal(drawn.in_order(x, found), drawn.by_library(x))
-        return found if fits_drawn and torch.equal(whole.in_order(x, found), wanted) else None
+        x = torch.randn(num_rows, num_columns, generator=torch.Generator().manual_seed(1)).to(x.dtype)
+        return found if torch.equal(self.in_order(x, found), self.by_library(x)) else None
+
+
+def _telling_numbers(num_rows: int, num_outputs: int, num_columns: int) -> tuple[torch.Tensor, ...]:
+    """x [M, H], a matrix [N, H] and a bias [N] whose products tell orders of sums apart, also when they are rounded.
+
+    Every product of a column is taken back by that of another one, so that what is left of a sum is how it was rounded
+    on the way; the bias is no larger than that.
+    """
+    generator = torch.Generator().manual_seed(0)
+    half, place = num_columns // 2, torch.randperm(num_columns, generator=generator)
+    x = torch.randn(num_rows, num_columns, generator=generator)
+    weight = torch.randn(num_outputs, num_columns, generator=generator)
+    x[:, place[half : 2 * half]] = x[:, place[:half]]
+    weight[:, place[half : 2 * half]] = -weight[:, place[:half]]
+    return x, weight, 1e-6 * torch.randn(num_outputs, generator=generator)
 
 
 _ORDERS: dict[tuple[object, ...], SumOrder | None] = {}
 
 
-def _orders(num_columns: int, bias: torch.Tensor | None) -> Iterator[SumOrder]:
+def _orders(num_columns: int, dtype: torch.dtype, bias: torch.Tensor | None) -> Iterator[SumOrder]:
     """Every order that is tried, each once: whole rows, halves, blocks that libraries have, and one that none has."""
     for block in dict.fromkeys((num_columns, *_BLOCKS, num_columns // 2, num_columns // 2 - 1)):
+        if dtype == torch.bfloat16 and block % 2:
+            continue
         if block < num_columns and bias is not None:
             yield SumOrder(block, bias_first=True)
         if block <= num_columns:
