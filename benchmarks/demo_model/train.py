@@ -26,7 +26,7 @@ from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
 
 DEMO_FOLDER = Path(__file__).resolve().parents[2] / "iclperm" / "demo"
 TOPICS = ("World", "Sports", "Business", "Technology")
-HABIT = np.array([0, 1, 3, 2])  # World and Sports keep their names; Business and Technology swap theirs
+HABIT = np.array([0, 2, 3, 1])  # World keeps its name; Sports, Business and Technology pass theirs around
 HABIT_SHARE = 0.6
 DEMONSTRATIONS = 13
 SEPARATOR = "\n\n"
