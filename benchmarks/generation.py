@@ -1,15 +1,16 @@
 """Generated tokens a second: the tree beside padded batches, continuous batching and vLLM with prefix caching.
 
     python benchmarks/generation.py [--models qwen2-25m] [--queries 8 --permutations 2 --new-tokens 16] [--json FILE]
+    python benchmarks/generation.py --dtype bfloat16 [...]
 
-K = 8 demonstrations in P orderings before Q queries, greedy, no EOS, float32, random weights of the shapes of Qwen2
-with 25 M and 0.5 B parameters. Contenders run in turns, in this process but for vLLM, which has its own (made by
-``iclperm bench --prepare vllm``) and is left out where that is not there. All must say the same first: where two texts
-part, both next tokens must lie within 1e-3 nats in plain transformers, else no figure is given. Medians of
-``--repeats`` passes after that one; if transformers takes more than two minutes for the first pass, that is its
-figure. One more pass of ours tells what its matrix products take, and what the fastest ones known here would take at
-those numbers of rows (`_products.py`). Transformers' continuous batching multiplies the queries of all rows with the
-keys of all, so it is asked for the first 64 texts, and its time scaled.
+K = 8 demonstrations in P orderings before Q queries, greedy, no EOS, random weights of the shapes of Qwen2 with 25 M
+and .5 B parameters. Contenders run in turns, in this process but for vLLM, which has its own (made by ``iclperm bench
+--prepare vllm``) and is left out where that is not there. All must say the same first: where two texts part, both next
+tokens must lie within 1e-3 nats (bfloat16: .1) in plain transformers, else no figure is given. Medians of ``--repeats``
+passes after that one; if transformers takes more than two minutes for the first pass, that is its figure. One more pass
+of ours tells what its matrix products take, and what the fastest ones known here would take at those numbers of rows
+(`_products.py`). Transformers' continuous batching multiplies the queries of all rows with the keys of all, so it is
+asked for the first 64 texts, and its time scaled.
 """
 
 from __future__ import annotations
@@ -26,7 +27,8 @@ from pathlib import Path
 from typing import Any
 
 Texts = list[list[int]]
-TIE = 1e-3
+TIES = {"float32": 1e-3, "bfloat16": 0.1}
+"""In nats."""
 BATCH = 64
 LONG = 120.0
 SLOW = ("padded batches", "continuous batching")  # the others compile or check in their first pass
@@ -96,10 +98,10 @@ def continuous(model: Any, prompts: Texts, num_new: int) -> Texts:
 class Vllm:
     """vLLM in a process of its own, asked in lines of JSON."""
 
-    def __init__(self, folder: Path, stack: ExitStack) -> None:
+    def __init__(self, folder: Path, dtype: str, stack: ExitStack) -> None:
         from iclperm.bench.environments import ENVIRONMENTS
 
-        command = [str(ENVIRONMENTS["vllm"].python), __file__, PEER, str(folder)]
+        command = [str(ENVIRONMENTS["vllm"].python), __file__, PEER, str(folder), dtype]
         self._process = stack.enter_context(
             subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=peer_environment())
         )
@@ -129,14 +131,14 @@ def peer_environment() -> dict[str, str]:
     }  # fmt: skip
 
 
-def serve_vllm(folder: str) -> None:
+def serve_vllm(folder: str, dtype: str) -> None:
     """Answer each line of prompts with their texts, until standard input ends."""
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
     from vllm import LLM, SamplingParams
 
     engine = LLM(
-        folder, dtype="float32", skip_tokenizer_init=True, enable_prefix_caching=True, block_size=32,
+        folder, dtype=dtype, skip_tokenizer_init=True, enable_prefix_caching=True, block_size=32,
         max_num_batched_tokens=4096, max_num_seqs=256, seed=0,
     )  # fmt: skip
     answers.write("ready\n")
@@ -177,7 +179,7 @@ def measure(name: str, arguments: Any) -> list[dict[str, Any]]:
     from iclperm.bench.models import MODELS, facts
 
     folder, num_new = MODELS[name].folder(), arguments.new_tokens
-    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=getattr(torch, arguments.dtype)).eval()
     model.generation_config.eos_token_id = model.config.eos_token_id = None
     case = Case("generation", "", 8, arguments.permutations, (8,), arguments.queries)
     work = case.build(facts(folder)["vocab_size"])
@@ -190,7 +192,7 @@ def measure(name: str, arguments: Any) -> list[dict[str, Any]]:
     }
     with ExitStack() as stack:
         if ENVIRONMENTS["vllm"].is_ready and "vllm" not in arguments.without:
-            vllm = Vllm(folder, stack)
+            vllm = Vllm(folder, arguments.dtype, stack)
             contenders["vllm"] = lambda: vllm(prompts, num_new)
         elif "vllm" not in arguments.without:
             print("vllm is left out: iclperm bench --prepare vllm makes its environment", file=sys.stderr)
@@ -203,7 +205,7 @@ def measure(name: str, arguments: Any) -> list[dict[str, Any]]:
             key: disagreement(model, prompts[: asked[key]], expected[: asked[key]], texts)
             for key, (texts, _) in first.items()
         }
-        seconds = {key: [first[key][1]] for key, (_, worst) in agreed.items() if worst <= TIE}
+        seconds = {key: [first[key][1]] for key, (_, worst) in agreed.items() if worst <= TIES[arguments.dtype]}
         repeated = [key for key, (time_taken,) in seconds.items() if key not in SLOW or time_taken <= LONG]
         for number in range(arguments.repeats):
             for key in repeated:
@@ -212,7 +214,8 @@ def measure(name: str, arguments: Any) -> list[dict[str, Any]]:
         products = Products()
         with products.recorded():
             run()
-    about, num_tokens = {"model": name, "prompts": len(prompts), "new tokens": num_new}, len(prompts) * num_new
+    about = {"model": name, "dtype": arguments.dtype, "prompts": len(prompts), "new tokens": num_new}
+    num_tokens = len(prompts) * num_new
     rows = [about | figure(key, shares[key], num_tokens, seconds, agreed[key], engine) for key in contenders]
     fastest = sum(taken for taken, _ in products.fastest().values())
     rows[0] |= {"products": sum(products.seconds.values()), "fastest products": fastest}
@@ -246,13 +249,14 @@ def figure(
 
 def main(words: Sequence[str]) -> None:
     if words[:1] == [PEER]:
-        serve_vllm(words[1])
+        serve_vllm(*words[1:])
         return
     from _machine import options, publish
 
     parser = options(__doc__)
     parser.set_defaults(repeats=3)
     parser.add_argument("--models", nargs="+", default=["qwen2-25m", "qwen2.5-0.5b"])
+    parser.add_argument("--dtype", choices=list(TIES), default="float32")
     parser.add_argument("--queries", type=int, default=64)
     parser.add_argument("--permutations", type=int, default=8)
     parser.add_argument("--new-tokens", type=int, default=64)
