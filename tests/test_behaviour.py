@@ -18,13 +18,14 @@ from behaviour import folders, kept, place, recording, surface
 from behaviour.compare import differences
 
 import iclperm
+from iclperm.errors import RunError
 
 pytestmark = pytest.mark.timeout(900)  # the recording is made once, by whoever asks first
 
 PARTS = ("help", "names", "objects", "cases", "shown", "refusals")
 FORMAT_1 = Path(__file__).parent / "data/runs/format-1"
 SAID = json.loads(folders.SAID.read_text(encoding="utf-8"))
-MAX_BYTES = 360_000
+MAX_BYTES = 430_000
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -120,11 +121,20 @@ def test_a_kept_folder_opens_is_whole_and_reports(name, call, copy, tmp_path):
     assert json.loads((tmp_path / "report/report.json").read_text())["kind"] == iclperm.open_run(folder).study.kind
 
 
-@pytest.mark.parametrize("name", ["grown", "convergence"])
+@pytest.mark.parametrize("name", [folders.GROWN, folders.CONVERGENCE])
 def test_a_kept_folder_has_nothing_left_to_compute(name, call, copy):
     code, out, _ = call("run", copy(name))
     assert code == 0
     assert "nothing to compute" in out
+
+
+@pytest.mark.parametrize("name", folders.OF_OTHER_MODELS)
+def test_a_kept_folder_of_another_model_is_not_continued_and_stays_as_it_is(name, call, copy):
+    folder = copy(name)
+    code, out, err = call("run", folder)
+    assert (code, out) == (1, "")
+    assert "holds another run: the model has changed since; the tokenizer has changed since" in err
+    assert folders.said_by(folder) == SAID[name]
 
 
 def test_a_kept_folder_of_a_study_with_several_runs_holds_runs(call):
@@ -146,20 +156,25 @@ def test_a_kept_run_of_an_api_continues_to_the_same_digest_and_pays_for_nothing_
     assert 0 < num_paid < num_paid + num_asked
 
 
-def test_a_kept_growth_that_lacks_its_last_part_reads_as_before_and_continues(call, copy):
-    folder = copy("grown")
+@pytest.mark.parametrize("name", ["grown", folders.GROWN])
+def test_a_kept_growth_that_lacks_its_last_part_reads_as_before_and_continues(name, call, copy):
+    folder = copy(name)
     max((folder / "items").iterdir()).unlink()
     assert call("verify", folder)[0] == call("status", folder)[0] == 3
     before = iclperm.open_run(folder)
     assert (before.report.is_growing, before.correct.shape) == (True, (2, 3, 2, 4))
+    if name in folders.OF_OTHER_MODELS:
+        with pytest.raises(RunError, match="holds another run: the model has changed since"):
+            iclperm.run(folders.grown(), folder, extend=True, mixed=True)
+        return
     iclperm.run(folders.grown(), folder, extend=True, mixed=True)  # the folder's last bits are another processor's
     said = folders.said_by(folder)
-    assert said["correct"] == SAID["grown"]["correct"]
+    assert said["correct"] == SAID[folders.GROWN]["correct"]
     code, out, _ = call("verify", folder)
     assert code == 0
     assert said["digests"]["whole"] in out
     if iclperm.open_run(folder).report.num_numerics == 1:
-        assert said["digests"] == SAID["grown"]["digests"]
+        assert said["digests"] == SAID[folders.GROWN]["digests"]
 
 
 def test_the_released_format_opens_verifies_and_reports(call, tmp_path):

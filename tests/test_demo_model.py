@@ -14,7 +14,10 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+import iclperm
 from iclperm.demo import data_path, model_path
+from iclperm.engine.tokenizer import load_tokenizer
+from iclperm.studies.choosing import choose
 
 SPLITS = ("train", "dev", "test")
 LABELS = ("World", "Sports", "Business", "Technology")
@@ -78,6 +81,77 @@ def test_model_folder_is_small_and_complete():
     names = {path.name for path in model_path().iterdir()}
     assert names == {"config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json"}
     assert (model_path() / "model.safetensors").stat().st_size <= 4_000_000
+
+
+@pytest.mark.parametrize("load", [AutoTokenizer.from_pretrained, load_tokenizer])
+def test_every_id_lies_inside_the_embedding(scorer, load):
+    """The special ones too, whoever makes the tokenizer: a class that wants one not named would add it at the end."""
+    tokenizer, config = load(model_path()), scorer.model.config
+    special = {name: getattr(tokenizer, f"{name}_token_id") for name in ("bos", "eos", "pad", "unk")}
+    assert special == {"bos": 0, "eos": 1, "pad": 2, "unk": 2}
+    assert {name: special[name] for name in ("bos", "eos", "pad")} == {
+        name: getattr(config, f"{name}_token_id") for name in ("bos", "eos", "pad")
+    }
+    assert set(tokenizer.all_special_ids) == set(special.values())
+    num_rows = scorer.model.get_input_embeddings().num_embeddings
+    assert max(tokenizer.get_vocab().values()) < len(tokenizer) <= num_rows == config.vocab_size
+
+
+@pytest.mark.parametrize("side", ["left", "right"])
+def test_a_padded_batch_of_transformers_is_each_prompt_alone(scorer, side):
+    tokenizer, train, test = AutoTokenizer.from_pretrained(model_path()), read("train"), read("test")
+    tokenizer.padding_side = side
+    prompts = [evaluate.render_context(train[:count]) + evaluate.render_query(test[count]) for count in (0, 1, 3, 6)]
+    batch = tokenizer(prompts, padding=True, return_tensors="pt")
+    assert (batch["input_ids"] == tokenizer.pad_token_id).equal(batch["attention_mask"] == 0)
+    assert (batch["attention_mask"] == 0).any()
+    places = (batch["attention_mask"].cumsum(1) - 1).clamp(min=0)
+    with torch.no_grad():
+        logits = scorer.model(**batch, position_ids=places).logits
+        for row, prompt in zip(range(len(prompts)), prompts, strict=True):
+            alone = scorer.model(input_ids=torch.tensor([tokenizer.encode(prompt)])).logits[0, -1]
+            last = logits[row, int(batch["attention_mask"][row].nonzero().max())]
+            np.testing.assert_allclose(last.numpy(), alone.numpy(), atol=1e-4)
+
+
+def test_generated_answers_of_a_padded_batch_are_a_label_and_end(scorer):
+    """By the blank line or the end of the text, and at once."""
+    tokenizer, train, test = AutoTokenizer.from_pretrained(model_path()), read("train"), read("test")
+    tokenizer.padding_side = "left"
+    prompts = [evaluate.render_context(train[:count]) + evaluate.render_query(test[count]) for count in range(1, 13)]
+    batch = tokenizer(prompts, padding=True, return_tensors="pt")
+    with torch.no_grad():
+        written = scorer.model.generate(**batch, max_new_tokens=2, do_sample=False)[:, batch["input_ids"].shape[1] :]
+    (separator,) = tokenizer.encode("\n\n", add_special_tokens=False)
+    assert {tokenizer.decode(ids[:1]) for ids in written} <= {f" {label}" for label in LABELS}
+    assert set(written[:, 1].tolist()) <= {separator, tokenizer.eos_token_id}
+
+
+def test_a_study_reads_every_generated_answer_and_none_is_cut_off():
+    sizes = {"sets": 2, "permutations": 3, "queries": 12, "shots": [0, 1, 4], "seed": 2, "device": "cpu"}
+    run = iclperm.run(iclperm.Study(task="mini_news", scoring="generate", max_new_tokens=8, **sizes))
+    table = run.to_arrow().to_pydict()
+    assert set(table["state"]) == {"ok"}
+    assert set(table["finish"]) == {"stop"}
+    assert set(table["prediction"]) == set(LABELS)
+    assert [(at.shots, at.unparsed, at.missing, at.cut_off) for at in run.generation.by_shots] == [
+        (0, 0, 0, 0), (1, 0, 0, 0), (4, 0, 0, 0)
+    ]  # fmt: skip
+    assert all(at.num_tokens <= 2 for at in run.generation.by_shots)
+    assert not run.generation.warnings
+
+
+def test_demonstrations_of_a_study_differ_in_worth():
+    """No score that they are chosen by ties them all, in any set; nor does every choice of them do alike."""
+    sizes = {"sets": 3, "permutations": 8, "queries": 40, "dev_queries": 40, "shots": 6, "seed": 2, "device": "cpu"}
+    run = iclperm.run(iclperm.Study(kind="curve", task="mini_news", **sizes))
+    chosen = choose(run, 3)
+    assert {"marginal", "shapley"} <= set(chosen.scores)
+    for name, score in chosen.scores.items():
+        values = score.values.round(6)
+        assert all(len(set(row[~np.isnan(row)])) > 1 for row in values), name
+    positions = {name: tuple(map(tuple, places)) for name, places in chosen.positions.items()}
+    assert positions["top"] != positions["bottom"]
 
 
 @pytest.mark.parametrize("label", LABELS)

@@ -69,12 +69,25 @@ def test_first_tokens_of_a_study_agree(weights):
 
 
 def test_generated_answers_of_a_study_agree(weights, tmp_path):
-    choices = {"scoring": "generate", "max_new_tokens": 1, **SIZES}
+    choices = {"scoring": "generate", "max_new_tokens": 8, **SIZES}  # of which a label and its end take two
     through_engine = iclperm.run(Study(**choices))
     with scoring_server(*weights) as server:
         through_api = iclperm.run(Study(endpoint=behind(server), **choices), tmp_path / "run")
-    columns = ["set", "permutation", "shots", "query", "gold", "prediction", "correct", "state", "text", "rule"]
+    columns = [
+        "set",
+        "permutation",
+        "shots",
+        "query",
+        "gold",
+        "prediction",
+        "correct",
+        "state",
+        "text",
+        "rule",
+        "finish",
+    ]
     assert through_api.to_arrow().select(columns).equals(through_engine.to_arrow().select(columns))
+    assert set(through_api.to_arrow()["finish"].to_pylist()) == {"stop"}
     assert through_api.correct.any()
 
 

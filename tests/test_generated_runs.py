@@ -21,7 +21,7 @@ from iclperm.cli import main as cli
 from iclperm.errors import ConfigError, DataError, RequestError
 from iclperm.reference.generation import greedy_one
 from iclperm.runs import audit, preview
-from iclperm.runs.generated import NO_ANSWER, GeneratedAnswers, dense
+from iclperm.runs.generated import FINISHES, NO_ANSWER, GeneratedAnswers, dense
 from iclperm.runs.limits import WorkLimits
 from iclperm.studies.generation import generation
 from iclperm.studies.rereading import findings
@@ -377,3 +377,25 @@ def test_shares_of_generated_answers_weigh_queries():
     }
     with pytest.raises(RequestError, match="must be"):
         generation(state, correct, rule, finish, tokens[..., :2], shots=[8], rules=[])
+
+
+@pytest.mark.parametrize(
+    ("is_open", "num_unparsed", "warning"),
+    [
+        (
+            False,
+            1,
+            "25% of the texts at k = 8 go on after a label until their tokens are used up; give the task a 'stop'",
+        ),
+        (False, 0, ""),  # a label was read all the same
+        (True, 1, "25% of the texts at k = 8 end because their tokens were used up; raise 'max_new_tokens'"),
+        (True, 0, "25% of the texts at k = 8 end because their tokens were used up; raise 'max_new_tokens'"),
+    ],
+)
+def test_texts_that_are_cut_off_are_warned_of(is_open, num_unparsed, warning):
+    state = np.array([OK, OK, OK, UNPARSED if num_unparsed else OK]).reshape(1, 1, 1, 4)
+    finish = np.array([0, 0, 0, FINISHES.index("length")]).reshape(1, 1, 1, 4)
+    rule = np.zeros_like(state) - (state == UNPARSED)
+    found = generation(state, state == OK, rule, finish, finish + 1, shots=[8], rules=["any"], is_open=is_open)
+    assert len(found.warnings) == (warning != "")
+    assert all(each.startswith(warning) for each in found.warnings)

@@ -10,7 +10,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from behaviour.folders import FOLDERS
+from behaviour.folders import FOLDERS, GROWN, STUDIES
 from click.testing import CliRunner
 
 import iclperm
@@ -32,8 +32,12 @@ from iclperm.tasks.loaders import read_rows
 
 
 @pytest.fixture
-def folder(tmp_path):
-    return shutil.copytree(FOLDERS / "grown", tmp_path / "run")
+def folder(tmp_path, request):
+    return shutil.copytree(FOLDERS / getattr(request, "param", "grown"), tmp_path / "run")
+
+
+of_the_bundled_model = pytest.mark.parametrize("folder", [GROWN], indirect=True)
+"""A folder that can be run again, unlike that of a model which was bundled before."""
 
 
 @pytest.fixture
@@ -102,6 +106,7 @@ def test_what_is_read_through_a_link_is_refused(folder, tmp_path, name):
     refused("is a symbolic link, and none is followed in a run folder; put what it points to", iclperm.open_run, folder)
 
 
+@of_the_bundled_model
 def test_the_run_folder_itself_may_be_a_link(folder, tmp_path):
     (tmp_path / "link").symlink_to(folder)
     assert iclperm.open_run(tmp_path / "link").digest == iclperm.open_run(folder).digest
@@ -172,6 +177,7 @@ def test_links_of_version_control_are_told_apart(folder, target, message):
     refused(message, iclperm.open_run, folder)
 
 
+@of_the_bundled_model
 def test_pointers_of_version_control_are_told_apart(folder, tmp_path):
     item, text = first_item(folder), "version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 9\n"
     whole = item.read_bytes()
@@ -405,6 +411,7 @@ def flips(raw):
     return [each for each in (*lost, *turned) if each.strip() != raw.strip()]
 
 
+@of_the_bundled_model
 def test_a_lost_or_flipped_byte_of_format_is_mended_by_the_same_study(folder, capsys):
     raw = (folder / "FORMAT").read_bytes()
     study, digest = study_of(folder), iclperm.open_run(folder).digest
@@ -424,6 +431,7 @@ def test_a_lost_or_flipped_byte_of_format_is_mended_by_the_same_study(folder, ca
     assert (folder / "FORMAT").read_bytes() == raw
 
 
+@of_the_bundled_model
 def test_the_mended_format_is_told_in_one_line(folder, capsys):
     (folder / "FORMAT").write_bytes(b"iclperm-rtn 1\n")
     with pytest.raises(SystemExit) as ended:
@@ -475,7 +483,8 @@ def test_where_the_number_itself_is_damaged_sessions_tell_the_version(folder):
 
 
 def test_the_format_of_several_runs_is_mended(tmp_path):
-    folder = shutil.copytree(FOLDERS / "selection", tmp_path / "run")
+    folder = tmp_path / "run"
+    iclperm.run(Study(**STUDIES["selection"]), folder)
     study, digest = iclperm.open_run(folder).study, iclperm.open_run(folder).digest
     (folder / "FORMAT").write_bytes(b"iclperm-run 1\n")  # a letter was lost
     found = iclperm.run(study.model_copy(update={"out": None}), folder, mixed=True)

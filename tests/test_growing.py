@@ -17,7 +17,7 @@ from iclperm.study.states import OK
 
 SIZES = {"sets": 10, "permutations": 24, "shots": 4, "queries": 120, "seed": 3}
 OTHER = {"model": "elsewhere"}
-WANTED = {"precision": "order_effect +- 0.0032"}
+WANTED = {"precision": "order_effect +- 0.0055"}
 LIMITS = WorkLimits(unit_tokens=(4000, 4000), general_cells=40)
 
 
@@ -46,7 +46,7 @@ def test_it_stops_by_itself_and_is_the_run_of_the_sizes_where_it_did(found, tmp_
     about = run.asides["precision"]
     assert about.is_reached
     assert len(about.waves) >= 2
-    assert about.waves[-1].half_width <= 0.0032 < about.waves[-2].half_width
+    assert about.waves[-1].half_width <= 0.0055 < about.waves[-2].half_width
     sizes = {name: getattr(run.study, name) for name in ("sets", "permutations", "queries")}
     assert tuple(sizes.values()) == tuple(about.waves[-1][:3])
     assert about.tokens == run.report.tokens_unique < about.tokens_of_most

@@ -20,6 +20,7 @@ from iclperm.runs import harness_logs
 from iclperm.studies.report import Run
 from iclperm.study.states import NOT_ASKED
 from iclperm.study.study import Study
+from iclperm.tasks.task import BUILTIN
 
 SIZES: dict[str, Any] = {"sets": 2, "permutations": 2, "shots": [0, 2, 4], "queries": 8}
 STUDIES: dict[str, dict[str, Any]] = {
@@ -27,15 +28,30 @@ STUDIES: dict[str, dict[str, Any]] = {
     "calibrated": {"calibration": "contextual"},
     "by_bytes": {"normalize": "bytes"},
     "written": {"scoring": "generate", "max_new_tokens": 2},
+    "written_in_part": {"scoring": "generate", "max_new_tokens": 1, "unparsed": "drop"},
     "written_or_wrong": {"scoring": "generate", "max_new_tokens": 1, "unparsed": "wrong"},
     "in_part": {"cells": "random", "queries_per_ordering": 8, "queries": 24, "shots": [2]},
 }
 
 
+def renamed(folder: Path) -> str:
+    """The headlines under names of which the model writes some and others not: it still says Business, too."""
+    task = yaml.safe_load((BUILTIN / "mini_news.yaml").read_text("utf-8"))
+    names = {"World": "World", "Sports": "Sports", "Business": "Economy", "Technology": "Science"}
+    for split, path in task["data"].items():
+        rows = map(json.loads, (BUILTIN / path).read_text("utf-8").splitlines())
+        write_rows(folder / f"{split}.jsonl", [{**row, "label": names[row["label"]]} for row in rows])
+    task |= {"labels": [*names.values()], "data": {split: f"{split}.jsonl" for split in task["data"]}}
+    (folder / "mini_news.yaml").write_text(yaml.safe_dump(task), "utf-8")
+    return str(folder / "mini_news.yaml")
+
+
 @pytest.fixture(scope="module", params=STUDIES)
 def run(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Run:
-    study = Study(**{**SIZES, **STUDIES[request.param]})
-    found = iclperm.run(study, tmp_path_factory.mktemp(request.param) / "run")
+    study, folder = Study(**{**SIZES, **STUDIES[request.param]}), tmp_path_factory.mktemp(request.param)
+    if study.unparsed == "drop" or request.param == "written_or_wrong":
+        study = study.model_copy(update={"task": renamed(folder)})
+    found = iclperm.run(study, folder / "run")
     assert isinstance(found, Run)
     return found
 
@@ -66,7 +82,9 @@ def test_logs_are_read_back_with_the_same_answers(run: Run, tmp_path: Path) -> N
         there = (run.state[place] == 0).sum()
         assert (state == 0).sum() == there
         assert answers[state == 0].sum() == run.correct[place][run.state[place] == 0].sum()
-    if run.study.cells == "crossed":
+    if run.study.unparsed == "drop":
+        assert any("no report by class: some rows have no exact_match" in note for note in read.notes)
+    elif run.study.cells == "crossed":
         assert read.by_label is not None, read.notes  # every metric follows from what is compared
 
 
@@ -139,14 +157,20 @@ def test_a_line_is_what_the_harness_writes_of_that_prompt(tmp_path: Path) -> Non
     assert all(re.match(r"\d{4}-\d\d-\d\dT", get_file_datetime(Path(name).name)) for name in names)
 
 
-def test_a_text_that_says_no_label_has_the_harness_mark(tmp_path: Path) -> None:
-    run = iclperm.run(Study(**SIZES, scoring="generate", max_new_tokens=1))
-    run.export(tmp_path, "lm-eval")
-    for (index_set, permutation, k), rows in files(tmp_path).items():
+@pytest.mark.parametrize("unparsed", ["wrong", "drop"])
+def test_a_text_that_says_no_label_has_the_harness_mark(tmp_path: Path, unparsed: str) -> None:
+    study = Study(**SIZES, task=renamed(tmp_path), scoring="generate", max_new_tokens=1, unparsed=unparsed)
+    run = iclperm.run(study)
+    run.export(tmp_path / "logs", "lm-eval")
+    table = run.to_arrow().to_pylist()
+    is_read = {(row["set"], row["permutation"], row["shots"], row["query"]): row["state"] == "ok" for row in table}
+    assert {*is_read.values()} == {True, False}
+    for (index_set, permutation, k), rows in files(tmp_path / "logs").items():
         for query, row in enumerate(rows):
-            is_there = run.state[index_set, permutation, run.shots.index(k), query] == 0
+            is_there = is_read[index_set, permutation, k, query]
             assert (row["filtered_resps"] == ["[invalid]"]) is not is_there
-            assert (row["exact_match"] is None) is not is_there
+            assert (row["exact_match"] is None) is (unparsed == "drop" and not is_there)
+            assert is_there or not row["exact_match"]
             assert row["arguments"]["gen_args_0"]["arg_1"]["max_gen_toks"] == 1
 
 

@@ -72,7 +72,9 @@ def test_the_bundled_models_text_is_not_composed_anew() -> None:
         assert tokenizer(text, add_special_tokens=False)["input_ids"] == said.encode(text, add_special_tokens=False).ids
         assert tokenizer(text)["input_ids"] == said.encode(text).ids
     assert parts(tokenizer.backend_tokenizer) == parts(said)
-    assert (tokenizer.bos_token, tokenizer.eos_token, tokenizer.unk_token) == ("<|bos|>", "<|eos|>", None)
+    assert (tokenizer.bos_token, tokenizer.eos_token) == ("<|bos|>", "<|eos|>")
+    assert tokenizer.pad_token == tokenizer.unk_token == "<|pad|>"
+    assert len(tokenizer) == len(AutoTokenizer.from_pretrained(demo.model_path())) == said.get_vocab_size()  # none more
 
 
 @pytest.mark.parametrize("made", MADE)

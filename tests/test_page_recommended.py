@@ -13,7 +13,7 @@ __all__ = ["browser"]  # a fixture
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory):
-    sizes = {"sets": 2, "permutations": 6, "queries": 24, "dev_queries": 4, "shots": [0, 4], "seed": 3}
+    sizes = {"sets": 2, "permutations": 6, "queries": 24, "dev_queries": 4, "shots": [0, 4], "seed": 10}
     return iclperm.run(Study(kind="search", **sizes), tmp_path_factory.mktemp("page") / "run")
 
 
@@ -39,10 +39,8 @@ def test_it_opens_there_and_says_of_the_best_cell_what_it_is(browser, run, tmp_p
     page = browser.open(iclperm.write_page(run, tmp_path / "page.html"))
     name = f"set {prompt.set}, permutation {prompt.permutation}, k = 4"
     assert picked(page).endswith(name)
-    assert (
-        "Recommended: chosen of 12 orderings by accuracy on 4 dev queries, the first of 1"
-        in page.locator(".rank").inner_text()
-    )
+    recommended = "Recommended: chosen of 12 orderings by accuracy on 4 dev queries, the first of 11 that tie there"
+    assert recommended in page.locator(".rank").inner_text()
     page.get_by_role("button", name="Best").click()
     s, p = np.unravel_index(accuracy.argmax(), accuracy.shape)
     assert picked(page).endswith(f"set {s}, permutation {p}, k = 4")

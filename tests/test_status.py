@@ -7,7 +7,7 @@ import subprocess
 import sys
 
 import pytest
-from behaviour.folders import FOLDERS
+from behaviour.folders import FOLDERS, STUDIES
 
 import iclperm
 from iclperm.runs.folder import RunFolder
@@ -60,9 +60,8 @@ def test_status_opens_no_answers(tmp_path, name):
 
 def test_the_choice_of_a_selection_is_read_where_it_is_kept(tmp_path):
     """Of two runs that were chosen, the one that the folder says was."""
-    folder = shutil.copytree(FOLDERS / "selection", tmp_path / "run")
-    study = iclperm.open_run(folder).study
-    iclperm.run(study.model_copy(update={"out": None}), folder, mixed=True)
+    folder = tmp_path / "run"
+    iclperm.run(iclperm.Study(**STUDIES["selection"]), folder)
     assert (folder / "choices.json").is_file()
     (chosen,) = folder.glob("chosen-*")
     shutil.copytree(chosen, folder / "chosen-00000000")

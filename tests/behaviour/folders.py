@@ -1,7 +1,8 @@
 """Run folders as this package wrote them once: they must open, verify and report for ever.
 
-They are never made anew. A new kind, or another format, adds one: extend `STUDIES`, then
+They are never made anew. A new kind, another format, or another bundled model adds one: extend `_writers`, then
 `python tests/record_behaviour.py --folders` makes what is not there yet and adds what it says to ``folders.json``.
+Only a folder of the model that is bundled now can be continued; `OF_OTHER_MODELS` are refused, in words.
 """
 
 from __future__ import annotations
@@ -31,6 +32,9 @@ STUDIES: dict[str, dict[str, Any]] = {
 }
 BEFORE_GROWTH = {**_NEWS, "permutations": 3, "shots": [0, 3], "calibration": "contextual"}
 GROWTH = {"sets": 3, "queries": 8}
+OF_OTHER_MODELS = ("convergence", "grown")
+"""Of models that were bundled before; those that continue are the same studies of the model after them."""
+CONVERGENCE, GROWN = "convergence_2", "grown_2"
 ASKED = {**_NEWS, "shots": [0, 2], "scoring": "generate", "max_new_tokens": 3}
 _FAULTS = ["ok"] * 7 + ["401"]
 
@@ -64,6 +68,8 @@ def _writers() -> dict[str, Callable[[Path], Any]]:
         **{name: lambda at, choices=choices: iclperm.run(Study(**choices), at) for name, choices in STUDIES.items()},
         "transfer": _write_transfer,
         "grown": _write_grown,
+        CONVERGENCE: lambda at: iclperm.run(Study(**STUDIES["convergence"]), at),
+        GROWN: _write_grown,
         STOPPED: _write_asked_in_part,
     }
 

@@ -135,7 +135,7 @@ def _write_letters(folder: Path) -> None:
     }
     for split, rows in lines.items():
         (folder / f"{split}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    rules = [{"name": "a letter", "pattern": "[aeh]"}, {"name": "a digit", "pattern": "[0-9]"}]
+    rules = [{"name": "a letter", "pattern": "^ B[a-z]*?([aeh])"}, {"name": "a digit", "pattern": "[0-9]"}]
     task = {
         "name": "letters",
         "data": {"train": "train.jsonl", "test": "test.jsonl"},
