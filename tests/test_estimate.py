@@ -16,7 +16,7 @@ from zoo import ZOO
 
 from iclperm.cli.plans import _estimated
 from iclperm.demo import model_path
-from iclperm.engine import Engine, plan_product, plan_requests
+from iclperm.engine import Engine, plain_model, plan_product, plan_requests
 from iclperm.engine import estimate as module
 from iclperm.engine.estimate import estimate
 from iclperm.engine.facts import PassCosts
@@ -172,3 +172,8 @@ def test_bfloat16_is_measured_where_the_processor_multiplies_it(
     assert estimate(folder, [], dtype="bfloat16").bfloat16_speedup is None
     monkeypatch.setattr(module._core, "available_isas", lambda: ["baseline", "avx512"])
     assert estimate(folder, []).bfloat16_speedup is None
+
+
+def test_a_machine_that_stalls_has_a_rate_all_the_same(monkeypatch):
+    monkeypatch.setattr(plain_model, "_RATE_SECONDS", 0.0)
+    assert plain_model.gemm_rate(8, 16, torch.float32, torch.device("cpu")) > 0
