@@ -170,16 +170,16 @@ def disagreement(model: Any, prompts: Texts, ours: Texts, theirs: Texts) -> tupl
 
 
 def measure(name: str, arguments: Any) -> list[dict[str, Any]]:
-    import torch
     from _products import Products
     from transformers import AutoModelForCausalLM
 
     from iclperm.bench.cases import Case
     from iclperm.bench.environments import ENVIRONMENTS
     from iclperm.bench.models import MODELS, facts
+    from iclperm.engine.dtypes import dtype_of
 
     folder, num_new = MODELS[name].folder(), arguments.new_tokens
-    model = AutoModelForCausalLM.from_pretrained(folder, dtype=getattr(torch, arguments.dtype)).eval()
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype_of(arguments.dtype)).eval()
     model.generation_config.eos_token_id = model.config.eos_token_id = None
     case = Case("generation", "", 8, arguments.permutations, (8,), arguments.queries)
     work = case.build(facts(folder)["vocab_size"])

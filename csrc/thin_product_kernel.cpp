@@ -1,4 +1,4 @@
-#include <bit>
+#include <cstring>
 
 #include "simd.hpp"
 #include "thin_product.hpp"
@@ -33,8 +33,9 @@ inline Piece piece_at(std::int64_t begin, std::int64_t most, const ThinProduct& 
   return {begin, end, begin == block_begin, end == block_end};
 }
 
-// NUM outputs of NUM_VECS vectors of rows over a piece. A Column is a float, or a Pair. chains and sums [NUM, NUM_VECS LANES] are where the chains and
-// the sums of whole blocks stand; what comes next from memory is asked for on the way.
+// NUM outputs of NUM_VECS vectors of rows over a piece. A Column is a float, or a Pair. chains and sums
+// [NUM, NUM_VECS LANES] are where the chains and the sums of whole blocks stand; what comes next from memory is asked for
+// on the way.
 template <typename Column, int NUM, int NUM_VECS>
 void multiply(const Column* weight, std::int64_t stride, const Column* columns, std::int64_t depth,
               const Column* next, bool begins, bool ends, bool is_first, float* chains,
@@ -150,7 +151,12 @@ void multiply_piece(const ThinProduct& call, const Pass& pass, const Piece& piec
 
 inline float widened(float x) { return x; }
 
-inline float widened(bfloat16 x) { return std::bit_cast<float>(std::uint32_t{x.bits} << 16); }
+inline float widened(bfloat16 x) {
+  const std::uint32_t bits = std::uint32_t{x.bits} << 16;
+  float wide;
+  std::memcpy(&wide, &bits, sizeof wide);
+  return wide;
+}
 
 // What multiply_piece left, where it belongs.
 template <typename T>

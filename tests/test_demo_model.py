@@ -150,6 +150,8 @@ def test_demonstrations_of_a_study_differ_in_worth():
     for name, score in chosen.scores.items():
         values = score.values.round(6)
         assert all(len(set(row[~np.isnan(row)])) > 1 for row in values), name
+    alone = chosen.scores["single"].values.round(6)
+    assert all(len(set(row[~np.isnan(row)])) >= 4 for row in alone)  # not merely which label is shown
     positions = {name: tuple(map(tuple, places)) for name, places in chosen.positions.items()}
     assert positions["top"] != positions["bottom"]
 

@@ -24,6 +24,12 @@ ISAS = [isa for isa in _core.available_isas() if isa != "baseline"]
 IS_KNOWN = "avx512" not in ISAS  # in which order the libraries here add up
 PAIR_ISAS = [isa for isa in ISAS if isa == "avx512_bf16"]  # that multiply bfloat16
 DTYPES = [torch.float32, *([torch.bfloat16] if PAIR_ISAS else [])]
+CHOICES: dict[str, Any] = {
+    "bias": st.sampled_from([None, False, True]),
+    "special": st.booleans(),
+    "num_threads": st.integers(1, 3),
+    "seed": st.integers(0, 2**16),
+}
 HAS_ONEDNN = torch.backends.mkldnn.is_available() and hasattr(torch.ops.mkldnn, "_linear_pointwise")
 SPECIAL = np.float32([0.0, -0.0, 1e-45, -1e-40, 1.1754944e-38, 3.4028235e38, -3.4028235e38, np.inf, -np.inf, np.nan])
 
@@ -81,10 +87,7 @@ def test_the_oracle_rounds_once() -> None:
 @given(
     shape=st.tuples(st.integers(1, 75), st.integers(1, 110), st.integers(1, 70)),
     block=st.integers(1, 80),
-    bias=st.sampled_from([None, False, True]),
-    special=st.booleans(),
-    num_threads=st.integers(1, 3),
-    seed=st.integers(0, 2**16),
+    **CHOICES,
 )
 def test_sums_have_the_order_asked_for(isa, shape, block, bias, special, num_threads, seed) -> None:
     rng = np.random.default_rng(seed)
@@ -114,10 +117,7 @@ def test_sums_have_the_order_asked_for(isa, shape, block, bias, special, num_thr
 @given(
     shape=st.tuples(st.integers(1, 75), st.integers(1, 110), st.integers(1, 35)),
     block=st.integers(1, 40),
-    bias=st.sampled_from([None, False, True]),
-    special=st.booleans(),
-    num_threads=st.integers(1, 3),
-    seed=st.integers(0, 2**16),
+    **CHOICES,
 )
 def test_pairs_of_bfloat16_have_the_order_asked_for(isa, shape, block, bias, special, num_threads, seed) -> None:
     """And are refused where no instruction multiplies them."""
