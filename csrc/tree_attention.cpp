@@ -54,34 +54,40 @@ void check_shapes(const TreeAttention& call) {
 
 void check_offsets(const std::int64_t* offsets, std::int64_t num_visits, std::int64_t limit, const char* name) {
   for (std::int64_t v = 0; v < num_visits; ++v) {
-    require(offsets[v] <= offsets[v + 1], std::string(name) + " falls from " + std::to_string(offsets[v]) + " to " +
-                                              std::to_string(offsets[v + 1]) + " at visit " + std::to_string(v));
+    if (offsets[v] > offsets[v + 1]) {
+      refuse(std::string(name) + " falls from " + std::to_string(offsets[v]) + " to " + std::to_string(offsets[v + 1]) +
+             " at visit " + std::to_string(v));
+    }
   }
   require(offsets[0] >= 0 && offsets[num_visits] <= limit,
           std::string(name) + " covers [" + std::to_string(offsets[0]) + ", " + std::to_string(offsets[num_visits]) +
               "), outside [0, " + std::to_string(limit) + ")");
 }
 
+// Asked for every layer of every step: words are made where something is wrong alone.
 void check_visit(const TreeAttention& call, std::int64_t visit) {
   const Visits& visits = call.visits;
-  const std::string name = "visit " + std::to_string(visit);
+  const auto name = [&] { return "visit " + std::to_string(visit); };
   constexpr std::int64_t MOST_KEYS = std::numeric_limits<std::int64_t>::max();
   std::int64_t length = 0;
   for (std::int64_t s = visits.span_offsets[visit]; s < visits.span_offsets[visit + 1]; ++s) {
     const std::int64_t source = visits.span_source[s];
     const std::int64_t begin = visits.span_begin[s];
     const std::int64_t end = visits.span_end[s];
-    require(source == 0 || source == 1,
-            name + ": span source is " + std::to_string(source) + "; 0 (pool) or 1 (pack) is needed");
+    if (source != 0 && source != 1) {
+      refuse(name() + ": span source is " + std::to_string(source) + "; 0 (pool) or 1 (pack) is needed");
+    }
     const std::int64_t limit = source == 0 ? call.k_pool.num_rows : call.k_new.num_rows;
-    require(0 <= begin && begin <= end && end <= limit,
-            name + ": span [" + std::to_string(begin) + ", " + std::to_string(end) + ") is not within the " +
-                std::to_string(limit) + (source == 0 ? " pool slots" : " pack rows"));
+    if (!(0 <= begin && begin <= end && end <= limit)) {
+      refuse(name() + ": span [" + std::to_string(begin) + ", " + std::to_string(end) + ") is not within the " +
+             std::to_string(limit) + (source == 0 ? " pool slots" : " pack rows"));
+    }
     length = end - begin > MOST_KEYS - length ? MOST_KEYS : length + (end - begin);
   }
-  require(length == visits.pos[visit], name + ": spans hold " + std::to_string(length) +
-                                           " keys but its first row is at position " +
-                                           std::to_string(visits.pos[visit]));
+  if (length != visits.pos[visit]) {
+    refuse(name() + ": spans hold " + std::to_string(length) + " keys but its first row is at position " +
+           std::to_string(visits.pos[visit]));
+  }
 }
 
 void check_query_rows(const TreeAttention& call) {
@@ -91,9 +97,12 @@ void check_query_rows(const TreeAttention& call) {
                                                       " rows of q");
   for (std::int64_t n = 0; n < call.num_query_rows; ++n) {
     const std::int64_t row = call.query_rows[n];
-    require(visits.row_offsets[0] <= row && row < visits.row_offsets[visits.num_visits],
-            "query_rows holds " + std::to_string(row) + ", a row that no visit owns");
-    require(n == 0 || call.query_rows[n - 1] < row, "query_rows does not rise at entry " + std::to_string(n));
+    if (row < visits.row_offsets[0] || visits.row_offsets[visits.num_visits] <= row) {
+      refuse("query_rows holds " + std::to_string(row) + ", a row that no visit owns");
+    }
+    if (n > 0 && call.query_rows[n - 1] >= row) {
+      refuse("query_rows does not rise at entry " + std::to_string(n));
+    }
   }
 }
 
@@ -166,19 +175,22 @@ class ScratchMemory {
   ScratchMemory(std::int64_t head_dim, std::int64_t lines) {
     const std::int64_t padded = round_up(head_dim);
     const std::int64_t sizes[] = {head_dim * TILE, TILE * padded,     round_up(lines * head_dim),
-                                  lines * padded,  lines * MAX_LANES, round_up(lines)};
+                                  lines * padded,  lines * MAX_LANES, round_up(lines),
+                                  padded};
     std::int64_t total = 0;
     for (const std::int64_t size : sizes) total += size;
     floats_ = static_cast<float*>(::operator new(at(total) * sizeof(float), std::align_val_t{VECTOR_ALIGNMENT}));
     line_pos_.resize(at(lines));
     cursors_.resize(at(lines));
     float** const parts[] = {&scratch_.keys,        &scratch_.values, &scratch_.queries,
-                             &scratch_.accumulator, &scratch_.sums,   &scratch_.maxima};
+                             &scratch_.accumulator, &scratch_.sums,   &scratch_.maxima,
+                             &scratch_.zeros};
     float* next = floats_;
     for (std::size_t part = 0; part < std::size(parts); ++part) {
       *parts[part] = next;
       next += sizes[part];
     }
+    std::fill_n(scratch_.zeros, padded, 0.0f);
     scratch_.line_pos = line_pos_.data();
     scratch_.cursors = cursors_.data();
     scratch_.tile_kv_head = -1;

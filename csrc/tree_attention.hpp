@@ -102,6 +102,7 @@ struct Scratch {
   float* accumulator;            // [lines, padded d]
   float* sums;                   // [lines, MAX_LANES] of probabilities, by lane
   float* maxima;                 // [lines]
+  float* zeros;                  // [padded d] a key or value where there is none
   std::int64_t* line_pos;        // [lines]
   Cursor* cursors;               // [blocks]
   std::int64_t tile_rows[TILE];  // what `keys` and `values` hold (see PathTile)

@@ -9,6 +9,7 @@ namespace {
 // The register block: ROWS x VECS accumulators, VECS vectors of the right side and one splat fill the registers.
 constexpr int ROWS = 6;
 constexpr int VECS = LANES == 16 ? 4 : 2;
+constexpr int FEW = LANES == 16 ? 8 : 4;  // lines whose scores are summed up beside LANES keys in the registers
 static_assert(LANES <= MAX_LANES && TILE % LANES == 0);
 
 constexpr float LOG2_E = 1.44269504088896341f;
@@ -18,6 +19,13 @@ constexpr std::int64_t FAR = std::numeric_limits<std::int64_t>::max();
 // The keys of one tile of a path: row r >= 0 is pool slot r, row r < 0 is pack row ~r, NO_ROW lies past the path's end.
 struct PathTile {
   std::int64_t rows[TILE];
+};
+
+// Where the keys and values of a tile lie.
+template <typename T>
+struct Places {
+  const T* keys[TILE];
+  const T* values[TILE];
 };
 
 // What a step of a product's chain multiplies: a float, or a pair of bfloat16 where one instruction does that.
@@ -56,6 +64,42 @@ inline vfloat operands_at(const T* row, std::int64_t i, std::int64_t size) {
   } else {
     return load_some(row + i, size - i);
   }
+}
+
+// LANES whole operands of a row from the i-th on, as bits.
+template <typename E, typename T>
+inline vfloat whole_operands_at(const T* row, std::int64_t i) {
+  if constexpr (std::is_same_v<E, Pair>) {
+    return as_float(load(reinterpret_cast<const Pair*>(row) + i));
+  } else {
+    return load(row + i);
+  }
+}
+
+// Lanes as what is multiplied.
+template <typename E>
+inline auto operand_lanes(vfloat bits) {
+  if constexpr (std::is_same_v<E, Pair>) {
+    return as_uint(bits);
+  } else {
+    return bits;
+  }
+}
+
+// `count` columns from the first on of the values of one operand's positions.
+template <typename E, typename T>
+inline auto values_at(const T* const* values, std::int64_t first, std::int64_t count) {
+  if constexpr (std::is_same_v<E, Pair>) {
+    return zip_some(values[0] + first, values[1] + first, count);
+  } else {
+    return load_some(values[0] + first, count);
+  }
+}
+
+// The cache line of a row that holds an entry comes from memory while others are at work.
+template <typename T>
+inline void ask_for(const T* row, std::int64_t entry) {
+  __builtin_prefetch(row + entry, 0, 2);
 }
 
 // The scratch's floats as what they hold.
@@ -128,6 +172,104 @@ inline void multiply(int num_rows, std::int64_t num_vecs, const E* a, std::int64
   }
 }
 
+// scores[NUM_ROWS, LANES] of queries [NUM_ROWS, depth] and LANES keys of `size` entries that are transposed on their way
+// through the registers: multiply_block's chains. Asks for the rows that come `soon` on the way.
+template <typename E, typename T, int NUM_ROWS>
+void score_block(const E* queries, const T* const* keys, const T* const* soon, std::int64_t size, float* scores) {
+  const std::int64_t depth = operands<E>(size);
+  const std::int64_t whole = size / WIDTH<E> / LANES * LANES;
+  vfloat sum[NUM_ROWS] = {};
+  for (std::int64_t i = 0; i < depth; i += LANES) {
+    vfloat x[LANES];
+#pragma GCC unroll 16
+    for (int lane = 0; lane < LANES; ++lane) {
+      x[lane] = i < whole ? whole_operands_at<E>(keys[lane], i) : operands_at<E>(keys[lane], i, size);
+      ask_for(soon[lane], i * WIDTH<E>);
+    }
+    transpose(x);
+    const auto multiply_lane = [&](std::int64_t lane) {
+      const auto right = operand_lanes<E>(x[lane]);
+#pragma GCC unroll 8
+      for (int r = 0; r < NUM_ROWS; ++r) sum[r] = fma(splat(queries[r * depth + i + lane]), right, sum[r]);
+    };
+    if (i < whole) {
+#pragma GCC unroll 16
+      for (int lane = 0; lane < LANES; ++lane) multiply_lane(lane);
+    } else {
+      for (std::int64_t lane = 0; lane < min(LANES, depth - i); ++lane) multiply_lane(lane);
+    }
+  }
+#pragma GCC unroll 8
+  for (int r = 0; r < NUM_ROWS; ++r) store(scores + r * TILE, sum[r]);
+}
+
+template <typename E, typename T>
+using ScoreBlock = void (*)(const E*, const T* const*, const T* const*, std::int64_t, float*);
+
+template <typename E, typename T, int... ROW>
+inline ScoreBlock<E, T> score_block_of(int num_rows, std::integer_sequence<int, ROW...>) {
+  constexpr ScoreBlock<E, T> by_rows[] = {score_block<E, T, ROW + 1>...};
+  return by_rows[num_rows - 1];
+}
+
+// sums[NUM_ROWS, NUM_VECS] += probabilities [NUM_ROWS, TILE] x columns of values, operands [begin, end) of a tile, where
+// they lie: multiply_block's chains. Values have `size` entries left from the first column on. As score_block.
+template <typename E, typename T, int NUM_ROWS, int NUM_VECS>
+void add_rows(const E* probabilities, const T* const* values, const T* const* soon, std::int64_t column,
+              std::int64_t size, std::int64_t begin, std::int64_t end, float* sums, std::int64_t stride) {
+  constexpr std::int64_t LINE = 64 / sizeof(T);
+  vfloat sum[NUM_ROWS][NUM_VECS];
+#pragma GCC unroll 6
+  for (int r = 0; r < NUM_ROWS; ++r) {
+#pragma GCC unroll 4
+    for (int v = 0; v < NUM_VECS; ++v) sum[r][v] = load(sums + r * stride + v * LANES);
+  }
+  for (std::int64_t i = begin; i < end; ++i) {
+    decltype(load(probabilities)) right[NUM_VECS];
+#pragma GCC unroll 4
+    for (int v = 0; v < NUM_VECS; ++v) {
+      right[v] = values_at<E>(values + i * WIDTH<E>, column + v * LANES, size - v * LANES);
+    }
+    for (std::int64_t place = 0; place < WIDTH<E>; ++place) {
+#pragma GCC unroll 4
+      for (std::int64_t entry = 0; entry < NUM_VECS * LANES; entry += LINE) {
+        ask_for(soon[i * WIDTH<E> + place], column + entry);
+      }
+    }
+#pragma GCC unroll 6
+    for (int r = 0; r < NUM_ROWS; ++r) {
+      const auto left = splat(probabilities[r * TILE + i]);
+#pragma GCC unroll 4
+      for (int v = 0; v < NUM_VECS; ++v) sum[r][v] = fma(left, right[v], sum[r][v]);
+    }
+  }
+#pragma GCC unroll 6
+  for (int r = 0; r < NUM_ROWS; ++r) {
+#pragma GCC unroll 4
+    for (int v = 0; v < NUM_VECS; ++v) store(sums + r * stride + v * LANES, sum[r][v]);
+  }
+}
+
+template <typename E, typename T>
+using AddRows = void (*)(const E*, const T* const*, const T* const*, std::int64_t, std::int64_t, std::int64_t,
+                         std::int64_t, float*, std::int64_t);
+
+template <typename E, typename T, int NUM_VECS, int... ROW>
+inline AddRows<E, T> add_rows_of(int num_rows, std::integer_sequence<int, ROW...>) {
+  constexpr AddRows<E, T> by_rows[] = {add_rows<E, T, ROW + 1, NUM_VECS>...};
+  return by_rows[num_rows - 1];
+}
+
+template <typename E, typename T>
+inline AddRows<E, T> add_rows_of(int num_rows, std::int64_t num_vecs) {
+  constexpr std::make_integer_sequence<int, ROWS> up_to{};
+  if constexpr (VECS == 4) {
+    if (num_vecs == 4) return add_rows_of<E, T, 4>(num_rows, up_to);
+    if (num_vecs == 3) return add_rows_of<E, T, 3>(num_rows, up_to);
+  }
+  return num_vecs == 2 ? add_rows_of<E, T, 2>(num_rows, up_to) : add_rows_of<E, T, 1>(num_rows, up_to);
+}
+
 class Path {
  public:
   Path(const TreeAttention& call, const Block& block)
@@ -196,7 +338,41 @@ class Gather {
     scratch.tile_kv_head = kv_head_;
   }
 
+  // How many blocks of LANES keys from the c-th key on are in the scratch. What the next tile has as well is brought there.
+  std::int64_t brought(const PathTile& tile, const PathTile& next, std::int64_t c, Scratch& scratch) const {
+    if (scratch.tile_kv_head != kv_head_) {
+      for (std::int64_t& row : scratch.tile_rows) row = NO_ROW;
+      scratch.tile_kv_head = kv_head_;
+    }
+    std::int64_t end = c;
+    for (; end < TILE && tile.rows[end + LANES - 1] != NO_ROW; end += LANES) {
+      if (same(tile.rows + end, scratch.tile_rows + end)) continue;
+      if (&next == &tile || !same(tile.rows + end, next.rows + end)) break;
+      bring(tile.rows + end, end, scratch);
+    }
+    return (end - c) / LANES;
+  }
+
+  // Where the tile lies; past the path's end, zeros.
+  void find(const PathTile& tile, const T* zeros, Places<T>& places) const {
+    for (int c = 0; c < TILE; ++c) {
+      const std::int64_t row = tile.rows[c];
+      places.keys[c] = row == NO_ROW ? zeros : key_or_value(call_.k_pool, call_.k_new, row);
+      places.values[c] = row == NO_ROW ? zeros : key_or_value(call_.v_pool, call_.v_new, row);
+    }
+  }
+
  private:
+  static bool same(const std::int64_t* a, const std::int64_t* b) { return std::memcmp(a, b, LANES * sizeof *a) == 0; }
+
+  // LANES keys and values of a tile, from its c-th on.
+  void bring(const std::int64_t* rows, std::int64_t c, Scratch& scratch) const {
+    keys(rows, scratch.keys + c);
+    const std::int64_t stride = vectors(call_.head_dim) * LANES;
+    for (std::int64_t i = 0; i < LANES; i += WIDTH<E>) values(rows + i, scratch.values + (c + i) / WIDTH<E> * stride);
+    std::memcpy(scratch.tile_rows + c, rows, LANES * sizeof *rows);
+  }
+
   const T* key_or_value(const ConstHeadRows& pool, const ConstHeadRows& pack, std::int64_t row) const {
     return row >= 0 ? row_of<T>(pool, row, kv_head_) : row_of<T>(pack, ~row, kv_head_);
   }
@@ -272,6 +448,43 @@ class Lines {
     const vfloat sum = splat(sum_lanes(load(scratch_.sums + line * LANES)));
     for (std::int64_t i = 0; i < head_dim_; i += LANES) {
       store_some(out + i, head_dim_ - i, load(scratch_.accumulator + line * stride_ + i) / sum);
+    }
+  }
+
+  // Lines [begin, end), all of one row, attend to a tile where it lies. Of its keys, `brought` tells how many blocks from a
+  // key on are in the scratch. Asks for what comes `soon`.
+  template <typename Brought>
+  void attend_in_place(std::int64_t begin, std::int64_t end, std::int64_t first, Places<T>& places,
+                       const Places<T>& soon, const T* zeros, const Brought& brought) {
+    const Seen all = seen(begin, first);
+    if (all.empty()) return;
+    // Of an operand that is seen in half, the other half has a probability of zero, and gets a value of zero.
+    if (all.begin % WIDTH<E> != 0) places.values[all.begin - 1] = zeros;
+    if (all.end % WIDTH<E> != 0) places.values[all.end] = zeros;
+    const std::int64_t skipped = all.begin / LANES * LANES;
+    const std::int64_t in_scratch = min(brought(skipped), vectors(all.end - skipped));
+    alignas(VECTOR_ALIGNMENT) float scores[FEW * TILE];
+    for (std::int64_t line = begin; line < end; line += FEW) {
+      const int num_lines = static_cast<int>(min(FEW, end - line));
+      const E* const queries = as<E>(scratch_.queries) + line * depth_;
+      for (int r = 0; r < num_lines; r += ROWS) {
+        multiply(static_cast<int>(min(ROWS, num_lines - r)), in_scratch, queries + r * depth_, depth_,
+                 as<E>(scratch_.keys) + skipped, TILE, depth_, scores + r * TILE + skipped, TILE, false);
+      }
+      const auto score = score_block_of<E, T>(num_lines, std::make_integer_sequence<int, FEW>{});
+      for (std::int64_t c = skipped + in_scratch * LANES; c < all.end; c += LANES) {
+        score(queries, places.keys + c, places.values + c, head_dim_, scores + c);
+      }
+      for (int r = 0; r < num_lines; ++r) soften(scores + r * TILE, all, line + r);
+      for (int r = 0; r < num_lines; r += ROWS) {
+        const int num = static_cast<int>(min(ROWS, num_lines - r));
+        float* const sums = scratch_.accumulator + (line + r) * stride_;
+        for (std::int64_t v = 0; v < vecs_; v += VECS) {
+          const auto add = add_rows_of<E, T>(num, min(VECS, vecs_ - v));
+          add(as<E>(scores) + r * TILE, places.values, soon.keys, v * LANES, head_dim_ - v * LANES,
+              all.begin / WIDTH<E>, operands<E>(all.end), sums + v * LANES, stride_);
+        }
+      }
     }
   }
 
@@ -427,6 +640,10 @@ void attend_as(const TreeAttention& call, const WorkItem& item, Scratch& scratch
   Lines<T> lines(call, scratch);
   const Gather<T> gather(call, item.kv_head);
   const std::int64_t group_size = call.q.num_heads / call.k_new.num_heads;
+  const T* const scratch_zeros = reinterpret_cast<const T*>(scratch.zeros);
+  Places<T> found[2];
+  Places<T>*places = found, *soon = found + 1;
+  bool is_found = false;  // places are those of the shared tile
   std::int64_t first = FAR;
   std::int64_t longest = 0;
   for (std::int64_t b = 0; b < item.num_blocks; ++b) {
@@ -444,12 +661,25 @@ void attend_as(const TreeAttention& call, const WorkItem& item, Scratch& scratch
     PathTile shared;
     std::int64_t begin = 0;
     std::int64_t end = 0;  // lines [begin, end) wait to attend to the shared tile
-    const auto attend_shared = [&] {
-      if (begin < end) {
+    std::int64_t num_rows = 0;  // whose lines these are
+    const auto attend_shared = [&](const PathTile& next) {
+      const bool is_alone = num_rows == 1 && end - begin <= 2 * FEW;
+      if (is_alone) {
+        if (!is_found) gather.find(shared, scratch_zeros, *places);
+        gather.find(next, scratch_zeros, *soon);
+        lines.attend_in_place(begin, end, first, *places, *soon, scratch_zeros, [&](std::int64_t c) {
+          return gather.brought(shared, next, c, scratch);
+        });
+        const auto held = places;
+        places = soon;
+        soon = held;
+      } else if (begin < end) {
         gather(shared, scratch);
         lines.attend(begin, end, first);
       }
+      is_found = is_alone && &next != &shared;
       begin = end;
+      num_rows = 0;
     };
     for (std::int64_t b = 0; b < item.num_blocks; ++b) {
       const Block& block = item.blocks[b];
@@ -458,13 +688,14 @@ void attend_as(const TreeAttention& call, const WorkItem& item, Scratch& scratch
       PathTile own;
       path.tile(first, scratch.cursors[b], own);
       if (begin == end || end != block.line_begin || std::memcmp(own.rows, shared.rows, sizeof own.rows) != 0) {
-        attend_shared();
+        attend_shared(own);
         begin = block.line_begin;
         shared = own;
       }
       end = block.line_begin + block.num_lines;
+      num_rows += block.row_end - block.row_begin;
     }
-    attend_shared();
+    attend_shared(shared);
   }
 
   for (std::int64_t b = 0; b < item.num_blocks; ++b) {

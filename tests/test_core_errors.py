@@ -552,7 +552,7 @@ def test_a_request_error_is_a_value_error() -> None:
 
 
 # What makes an error of its arguments. Where one of these ends them, the text is the caller's.
-RAISES = re.compile(r"\b(?:throw std::\w+|ICLPERM_REQUIRE|require|broken)\(")
+RAISES = re.compile(r"\b(?:throw std::\w+|ICLPERM_REQUIRE|require|refuse|broken)\(")
 PASSED_ON = ("message", "what", "__VA_ARGS__", "...")
 TOKEN = re.compile(r'"[^"]*"|[^"]')
 WORDS = re.compile(r'\?\s*"([^"]*)"\s*:\s*"([^"]*)"|"([^"]*)"')

@@ -73,13 +73,22 @@ class KvPool:
         The layer sees keys less than ``window`` positions back (0: all).
         """
         if number == len(self._layers):
-            self._layers.append(
-                (k.new_empty(self._num_slots, *k.shape[1:]), v.new_empty(self._num_slots, *v.shape[1:]))
-            )
+            self._layers.append((_slots_like(k, self._num_slots), _slots_like(v, self._num_slots)))
         return self._layers[number]
 
     def leave(self, number: int) -> None:
         """What later packs need of a layer is in its pool now."""
+
+
+def _slots_like(states: torch.Tensor, num_slots: int) -> torch.Tensor:
+    """Room for keys or values of ``num_slots`` tokens, as states [M, Hkv, d].
+
+    On a CPU a head's lie next to each other: a key-value head is walked at a time, and memory gives neighbours sooner.
+    """
+    _, num_heads, head_dim = states.shape
+    if states.device.type == "cpu":
+        return states.new_empty(num_heads, num_slots, head_dim).transpose(0, 1)
+    return states.new_empty(num_slots, num_heads, head_dim)
 
 
 class OneLayerPool(KvPool):
