@@ -124,7 +124,10 @@ class Vllm:
 
 def peer_environment() -> dict[str, str]:
     cores = ",".join(map(str, sorted(os.sched_getaffinity(0))))
-    kept = {key: value for key, value in os.environ.items() if key not in ("PYTHONPATH", "PYTHONHOME")}
+    from iclperm.base.environment import VARIABLES
+
+    ours = ("PYTHONPATH", "PYTHONHOME", *VARIABLES)
+    kept = {key: value for key, value in os.environ.items() if key not in ours}
     return kept | {
         "VLLM_ENABLE_V1_MULTIPROCESSING": "0", "VLLM_CPU_KVCACHE_SPACE": "4", "VLLM_LOGGING_LEVEL": "ERROR",
         "VLLM_CPU_OMP_THREADS_BIND": cores, "VLLM_NO_USAGE_STATS": "1", "HF_HUB_OFFLINE": "1",
@@ -251,6 +254,9 @@ def main(words: Sequence[str]) -> None:
     if words[:1] == [PEER]:
         serve_vllm(*words[1:])
         return
+    from iclperm.base.environment import settle
+
+    settle()  # as the command line does
     from _machine import options, publish
 
     parser = options(__doc__)

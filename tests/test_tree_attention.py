@@ -5,6 +5,7 @@ import random
 import subprocess
 import sys
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -338,6 +339,47 @@ def test_one_row_at_a_time_gives_the_same_bits(isa: str) -> None:
     together = attend(case)
     for row in range(70):
         assert_same_bits(attend(alone(case, case.visits[0], row, row + 1)), together[row : row + 1])
+
+
+@st.composite
+def live_rows(draw: st.DrawFn) -> list[Visit]:
+    """Rows that decode: each one token at the end of a path that begins as others' and goes on in slots of its own."""
+    shared, own = draw(st.integers(1, 90)), draw(st.integers(0, 55))
+    visits = []
+    for row in range(draw(st.integers(2, 6))):
+        begin = shared + draw(st.integers(0, NUM_SLOTS - shared - own)) if draw(st.booleans()) else shared
+        visits.append((row, row + 1, [(0, 0, shared), (0, begin, begin + own)]))
+    return visits
+
+
+@pytest.mark.parametrize("path", ISAS)
+@settings(max_examples=40, deadline=None)
+@given(
+    visits=live_rows(),
+    group_size=st.sampled_from([1, 4, 7, 9, 16, 17]),
+    head_dim=st.sampled_from([1, 20, 64, 80, 256]),
+    window=st.sampled_from([0, 0, 1, 17, 40, 64]),
+    dtype=st.sampled_from(list(DTYPES)),
+    softcap=st.sampled_from([0.0, 2.0]),
+)
+def test_rows_that_decode_have_the_bits_of_rows_that_are_read_together(path: str, visits: list[Visit], **of: Any) -> None:
+    """Few lines attend to their tiles where they lie, many to gathered ones: a row that is given twice is of many."""
+    case = random_case(visits, num_kv_heads=2, **of)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("ICLPERM_ISA", path)
+        out = attend(case, num_threads=2)
+        assert_close(case, out)
+        for row, _, spans in visits:
+            gathered = attend(alone_in_company(case, row, spans))
+            assert_same_bits(gathered[:1], out[row : row + 1])
+
+
+def alone_in_company(case: Case, row: int, spans: list[Span]) -> Case:
+    """A row as the first of many that see the same keys, and more after them: one visit."""
+    again = [row] * 20
+    return replace(
+        case, q=case.q[again], k_new=case.k_new[again], v_new=case.v_new[again], visits=[(0, len(again), spans)]
+    )
 
 
 @pytest.mark.parametrize("path", ISAS)

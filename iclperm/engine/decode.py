@@ -33,9 +33,9 @@ from iclperm.engine.tree import IntArray, PrefixTree, Rows, TokenArray, build_tr
 from iclperm.errors import OutOfMemory, PlanError, RequestError, is_out_of_memory
 from iclperm.reference.generation import generate_one
 
-# Live rows at most: on two cores 256 decode 1.1 to 1.3 times as fast as 128, and 512 1.07 times as fast again for twice
-# the keys and values (benchmarks/generation.py, 25 M parameters); a GPU wants more to be busy.
-_ROWS_ON_CPU, _ROWS_ELSEWHERE = 256, 512
+# Live rows at most: a layer's overhead is spread over them, and products of 512 rows run at their full rate. On two
+# cores 512 decode 1.1 to 1.25 times as fast as 256 (25 M parameters), for twice the keys and values.
+_LIVE_ROWS = 512
 _PACK_TOKENS = 1024
 # Context paths that the pool has room for beside the rows' own tokens: a straggler keeps its path while others go on.
 _LIVE_PATHS = 4
@@ -65,8 +65,7 @@ class GenerationLimits:
     def on(cls, device: torch.device, pack_tokens: int) -> GenerationLimits:
         """The default on a device; new tokens come in small numbers, so prompts go in packs of 1024 at most."""
         size = min(pack_tokens, _PACK_TOKENS)
-        rows = min(size, _ROWS_ON_CPU if device.type == "cpu" else _ROWS_ELSEWHERE)
-        return cls(rows, size, least_pack=padded_rows(1, device))
+        return cls(min(size, _LIVE_ROWS), size, least_pack=padded_rows(1, device))
 
     def halved(self) -> GenerationLimits:
         """Half the rows and packs; raises OutOfMemory if there are no fewer."""

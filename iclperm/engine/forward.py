@@ -15,12 +15,15 @@ from iclperm.engine.kernels.live import LiveSlots
 from iclperm.engine.kernels.rule import AttentionRule, LayerStates, PackAttention
 from iclperm.engine.link import Array
 from iclperm.engine.plan import Pack
-from iclperm.engine.shapes import padded_rows
+from iclperm.engine.shapes import padded_rows, whole_rows
 from iclperm.engine.tables import EachRow, PackTables, ScoredRows
 from iclperm.engine.token_rows import TokenPlaces, TokenRows
 from iclperm.engine.tree import IntArray
 from iclperm.errors import PLAINLY, ModelError
 
+_LOGITS_IN_HEAP = (16 << 20) - 4096
+"""Of more the system gives new pages each time, a quarter of the head's time (`iclperm.base.environment`)."""
+_FEWEST_LOGIT_ROWS = 128  # of fewer a product is slower than new pages make it
 _MOST_RUNS = 8  # of rows that are copied by themselves; more go in one indexed copy
 
 
@@ -37,8 +40,11 @@ class PassLimits:
     dense_rows: int = 1024
 
     def logit_rows(self, vocab_size: int, device: torch.device) -> int:
-        """Rows of logits that exist at a time."""
-        return padded_rows(self.logit_bytes // (vocab_size * 4), device)
+        """Rows of logits that exist at a time; on a CPU no more than its heap keeps, or `_FEWEST_LOGIT_ROWS`."""
+        most = padded_rows(self.logit_bytes // (vocab_size * 4), device)
+        if device.type != "cpu":
+            return most
+        return min(most, whole_rows(max(_FEWEST_LOGIT_ROWS, _LOGITS_IN_HEAP // (vocab_size * 4)), device))
 
     def probed_rows(self, vocab_size: int, device: torch.device) -> int:
         """Rows of logits that the first-use check tries the head with: all that exist at a time, on a host, where they
