@@ -2,15 +2,16 @@
 
     python benchmarks/generation.py [--models qwen2-25m] [--queries 8 --permutations 2 --new-tokens 16] [--json FILE]
     python benchmarks/generation.py --dtype bfloat16 [...]
+    python benchmarks/generation.py --study WORK/generation.yaml --scale 0.5 [...]
 
 K = 8 demonstrations in P orderings before Q queries, greedy, no EOS, random weights of the shapes of Qwen2 with 25 M
-and .5 B parameters. Contenders run in turns, in this process but for vLLM, which has its own (made by ``iclperm bench
---prepare vllm``) and is left out where that is not there. All must say the same first: where two texts part, both next
-tokens must lie within 1e-3 nats (bfloat16: .1) in plain transformers, else no figure is given. Medians of ``--repeats``
-passes after that one; if transformers takes more than two minutes for the first pass, that is its figure. One more pass
-of ours tells what its matrix products take, and what the fastest ones known here would take at those numbers of rows
-(`_products.py`). Transformers' continuous batching multiplies the queries of all rows with the keys of all, so it is
-asked for the first 64 texts, and its time scaled.
+and .5 B parameters; or a share of a study that generates, with its model. Contenders run in turns, in this process but
+for vLLM, which has its own (made by ``iclperm bench --prepare vllm``) and is left out where that is not there. All must
+say the same first: where two texts part, both next tokens must lie within 1e-3 nats (bfloat16: .1) in plain
+transformers, else no figure is given. Medians of ``--repeats`` passes after that one; if transformers takes more than
+two minutes for the first pass, that is its figure. One more pass of ours tells what its matrix products take, and what
+the fastest ones known here would take at those numbers of rows (`_products.py`). Transformers' continuous batching
+multiplies the queries of all rows with the keys of all, so it is asked for the first 64 texts, and its time scaled.
 """
 
 from __future__ import annotations
@@ -172,20 +173,31 @@ def disagreement(model: Any, prompts: Texts, ours: Texts, theirs: Texts) -> tupl
     return count, worst
 
 
+def asked_for(name: str, arguments: Any) -> tuple[Path, Any, int]:
+    """The model's folder, the prompts, and how many tokens are generated after each."""
+    from iclperm.bench.cases import Case
+    from iclperm.bench.models import MODELS, facts
+    from iclperm.bench.studies import StudyCase
+    from iclperm.study.study import Study
+
+    if arguments.study is not None:
+        study = StudyCase.of(Study.from_file(arguments.study), name).scaled(arguments.scale)
+        return study.model, study.build(0), study.new_tokens
+    folder = MODELS[name].folder()
+    case = Case("generation", "", 8, arguments.permutations, (8,), arguments.queries)
+    return folder, case.build(facts(folder)["vocab_size"]), arguments.new_tokens
+
+
 def measure(name: str, arguments: Any) -> list[dict[str, Any]]:
     from _products import Products
     from transformers import AutoModelForCausalLM
 
-    from iclperm.bench.cases import Case
     from iclperm.bench.environments import ENVIRONMENTS
-    from iclperm.bench.models import MODELS, facts
     from iclperm.engine.dtypes import dtype_of
 
-    folder, num_new = MODELS[name].folder(), arguments.new_tokens
+    folder, work, num_new = asked_for(name, arguments)
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype_of(arguments.dtype)).eval()
     model.generation_config.eos_token_id = model.config.eos_token_id = None
-    case = Case("generation", "", 8, arguments.permutations, (8,), arguments.queries)
-    work = case.build(facts(folder)["vocab_size"])
     prompts = work.prompts()
     run, engine = ours(model, work, num_new)
     contenders: dict[str, Callable[[], Texts]] = {
@@ -263,12 +275,15 @@ def main(words: Sequence[str]) -> None:
     parser.set_defaults(repeats=3)
     parser.add_argument("--models", nargs="+", default=["qwen2-25m", "qwen2.5-0.5b"])
     parser.add_argument("--dtype", choices=list(TIES), default="float32")
+    parser.add_argument("--study", type=Path, help="a study's file, which is taken with its model instead")
+    parser.add_argument("--scale", type=float, default=1.0, help="the share of a study's orderings and queries")
     parser.add_argument("--queries", type=int, default=64)
     parser.add_argument("--permutations", type=int, default=8)
     parser.add_argument("--new-tokens", type=int, default=64)
     parser.add_argument("--without", nargs="*", default=[], help="contenders to leave out, by name")
     arguments = parser.parse_args(words)
-    figures = [row for name in arguments.models for row in measure(name, arguments)]
+    names = arguments.models if arguments.study is None else [arguments.study.stem]
+    figures = [row for name in names for row in measure(name, arguments)]
     publish("generation", figures, arguments.json)
 
 

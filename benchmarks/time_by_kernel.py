@@ -2,13 +2,15 @@
 
     python benchmarks/time_by_kernel.py [--repeats 2] [--dtype float32] [--json benchmarks/results/time_by_kernel.json]
     python benchmarks/time_by_kernel.py --threads 2 --study WORK/curve.yaml --scale 0.02
+    python benchmarks/time_by_kernel.py --threads 2 --study WORK/generation.yaml --scale 0.25
 
-The Monte Carlo case with k = 0, 4, .. 16 on the 25 M Qwen2 shape, or a share of a study with its model; float32 and
-bfloat16 unless one is chosen. CPU time of one thread, wall time of several. Matrix products are told by their shape
-[outputs, inputs]; their operations are those of all their rows, padding among them, and ``fastest`` is what they would
-take by the fastest product known here (torch's, oneDNN's, oneDNN's on packed weights, ours) at those numbers of rows.
-The attention's operations are those of visible (row, key) pairs alone, as if no window hid any. ``rest`` is everything
-that no kernel does: planning, gathers, torch's own overhead.
+The Monte Carlo case with k = 0, 4, .. 16 on the 25 M Qwen2 shape, or a share of a study with its model, scored or
+generated as it says; float32 and bfloat16 unless one is chosen. CPU time of one thread, wall time of several. Matrix
+products are told by their shape [outputs, inputs]; their operations are those of all their rows, padding among them,
+and ``fastest`` is what they would take by the fastest product known here (torch's, oneDNN's, oneDNN's on packed
+weights, ours) at those numbers of rows. The attention's operations are those of visible (row, key) pairs alone, as if
+no window hid any. ``bound`` is what a call would take whose attention ran at the rate of the fastest products, and that
+did nothing else. ``rest`` is everything that no kernel does: planning, gathers, torch's own overhead.
 """
 
 from __future__ import annotations
@@ -30,7 +32,7 @@ from token_efficiency import Case, model
 
 from iclperm import _core
 from iclperm.bench.studies import StudyCase
-from iclperm.engine import ContextPaths, Engine
+from iclperm.engine import ContextPaths, Engine, plan_product
 from iclperm.engine.load import load
 from iclperm.engine.tree import Rows
 from iclperm.study.study import Study
@@ -87,10 +89,21 @@ def clocked(spent: defaultdict[str, Spent], products: Products) -> Iterator[None
         yield
 
 
-Scored = tuple[ContextPaths, list[np.ndarray], list[list[int]]]
+Asked = Callable[[Engine], object]
+"""A call that is timed."""
 
 
-def measure(served: Any, scored: Scored, repeats: int) -> list[dict[str, Any]]:
+def scoring(paths: ContextPaths, queries: list[np.ndarray], labels: list[list[int]]) -> Asked:
+    return lambda engine: engine.score(paths, queries, labels)
+
+
+def generating(paths: ContextPaths, queries: list[np.ndarray], num_new: int) -> Asked:
+    """Every text to its ``num_new``-th token, as `iclperm bench` has them."""
+    plan = plan_product(paths, queries, [[0]])
+    return lambda engine: list(engine.generate_units(plan, max_new_tokens=num_new))
+
+
+def measure(served: Any, asked: Asked, repeats: int) -> list[dict[str, Any]]:
     """Seconds of the fastest of ``repeats`` calls, by kernel."""
     engine = Engine(served)
     engine.loglikelihood([([1], [2])])
@@ -101,7 +114,7 @@ def measure(served: Any, scored: Scored, repeats: int) -> list[dict[str, Any]]:
         products = Products()
         with clocked(spent, products):
             started = clock()
-            engine.score(*scored)
+            asked(engine)
             total = clock() - started
         best = min(best or (total, spent, products), (total, spent, products), key=lambda found: found[0])
     assert best is not None
@@ -116,12 +129,16 @@ def measure(served: Any, scored: Scored, repeats: int) -> list[dict[str, Any]]:
         sum(map(products.operations, products.calls)),
         sum(seconds for seconds, _ in fastest.values()),
     )
+    attended = by_kernel["tree_attention"].operations
+    assert of_products.fastest is not None
+    bound = of_products.fastest * (1 + attended / of_products.operations)
     by_kernel["rest"].seconds = total - sum(kernel.seconds for kernel in by_kernel.values()) - of_products.seconds
     by_kernel.update(by_product)
     tokens = engine.report.tokens_forwarded
     rows = [
         ("all", Spent(total, fastest=of_products.fastest)),
         ("products", of_products),
+        ("bound", Spent(bound, of_products.operations + attended, of_products.fastest)),
         *sorted(by_kernel.items(), key=lambda entry: -entry[1].seconds),
     ]
     return [
@@ -140,13 +157,16 @@ def measure(served: Any, scored: Scored, repeats: int) -> list[dict[str, Any]]:
     ]
 
 
-def of_study(file: Path, scale: float) -> tuple[Path, Scored]:
-    """A share of the prompts of a study, and its model."""
+def of_study(file: Path, scale: float) -> tuple[Path, Asked]:
+    """What a share of a study asks its model, and where that lies."""
     study = Study.from_file(file)
     case = StudyCase.of(study, file.stem).scaled(scale)
     work = case.build(0)
     paths = ContextPaths(Rows.of(work.paths), Rows.of(work.marks))
-    return case.model, (paths, list(work.queries), [label.tolist() for label in work.labels])
+    queries = list(work.queries)
+    if case.new_tokens:
+        return case.model, generating(paths, queries, case.new_tokens)
+    return case.model, scoring(paths, queries, [label.tolist() for label in work.labels])
 
 
 def main() -> None:
@@ -161,11 +181,12 @@ def main() -> None:
     rows = []
     for name in arguments.dtype or DTYPES:
         if arguments.study is None:
-            served, scored = model().to(DTYPES[name]), CASE.build()
+            served, asked = model().to(DTYPES[name]), scoring(*CASE.build())
         else:
-            folder, scored = of_study(arguments.study, arguments.scale)
+            folder, asked = of_study(arguments.study, arguments.scale)
             served = load(folder, device="cpu", dtype=name)[0]
-        rows += measure(served, scored, arguments.repeats)
+            served.generation_config.eos_token_id = served.config.eos_token_id = None  # texts end with their last token
+        rows += measure(served, asked, arguments.repeats)
     publish(f"time by kernel, {arguments.threads} threads", rows, arguments.json)
 
 

@@ -362,20 +362,22 @@ def live_rows(draw: st.DrawFn) -> list[Visit]:
     dtype=st.sampled_from(list(DTYPES)),
     softcap=st.sampled_from([0.0, 2.0]),
 )
-def test_rows_that_decode_have_the_bits_of_rows_that_are_read_together(path: str, visits: list[Visit], **of: Any) -> None:
-    """Few lines attend to their tiles where they lie, many to gathered ones: a row that is given twice is of many."""
+def test_rows_that_decode_have_the_bits_of_rows_that_are_read_together(
+    path: str, visits: list[Visit], **of: Any
+) -> None:
+    """Few lines attend to a tile where it lies, many to one that is gathered: the same row among others is of many."""
     case = random_case(visits, num_kv_heads=2, **of)
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("ICLPERM_ISA", path)
         out = attend(case, num_threads=2)
         assert_close(case, out)
         for row, _, spans in visits:
-            gathered = attend(alone_in_company(case, row, spans))
+            gathered = attend(first_of_many(case, row, spans))
             assert_same_bits(gathered[:1], out[row : row + 1])
 
 
-def alone_in_company(case: Case, row: int, spans: list[Span]) -> Case:
-    """A row as the first of many that see the same keys, and more after them: one visit."""
+def first_of_many(case: Case, row: int, spans: list[Span]) -> Case:
+    """A row as the first of a visit of twenty, which see its keys and one another's."""
     again = [row] * 20
     return replace(
         case, q=case.q[again], k_new=case.k_new[again], v_new=case.v_new[again], visits=[(0, len(again), spans)]
