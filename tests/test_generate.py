@@ -553,7 +553,7 @@ def test_out_of_memory_is_an_error_where_packs_matter_or_can_get_no_smaller(
     with pytest.raises(OutOfMemory, match=r"even with one live row and packs of 8 tokens"):
         engine.generate([[1, 2]], max_new_tokens=1)
     engine = Engine(llama, self_check=False)
-    with pytest.raises(OutOfMemory, match=r"256 live rows in packs of 1024 .* start anew with pack_tokens=128"):
+    with pytest.raises(OutOfMemory, match=r"512 live rows in packs of 1024 .* start anew with pack_tokens=256"):
         engine.generate([[1, 2]], max_new_tokens=1)
 
 
@@ -572,7 +572,7 @@ def test_a_memory_budget_bounds_the_keys_and_values(llama: PreTrainedModel) -> N
     weights = sum(parameter.nbytes for parameter in llama.parameters())
     per_token = free._model.facts.kv_token_bytes
     sizes = Sizes.of(free._model, free._model.device)  # with the first-use check, which an engine of its own makes
-    base = sizes.generation(1024, 256, 0, plan.tokens).peak
+    base = sizes.generation(1024, 512, 0, plan.tokens).peak
     engine = Engine(llama, memory_budget=base + 50 * per_token)
     assert engine.generation_bounds(plan, 5).kv_peak_tokens <= 50
     assert generated(engine, plan) == expected
@@ -590,7 +590,7 @@ def test_on_a_gpu_the_pool_fits_the_device(llama: PreTrainedModel, monkeypatch: 
     engine = Engine(llama, self_check=False)
     plan = plan_product(*product(), [[0]])
     free = engine.generation_bounds(plan, 9).kv_peak_tokens
-    size = engine._sizes.generation(1024, 256, free // 2, plan.tokens).peak
+    size = engine._sizes.generation(1024, 512, free // 2, plan.tokens).peak
     monkeypatch.setattr(memory, "device_bytes", lambda devices: round(size / 0.85) + 1)
     assert engine.generation_bounds(plan, 9).kv_peak_tokens == free // 2
 
