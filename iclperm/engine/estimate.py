@@ -14,13 +14,14 @@ from iclperm.engine import long_paths
 from iclperm.engine.architecture import refuse_attention
 from iclperm.engine.decode import GenerationLimits, generation_bounds
 from iclperm.engine.facts import ModelFacts, PassCosts, plan_flops
-from iclperm.engine.footprint import Footprint, Sizes, runs_our_layers
+from iclperm.engine.footprint import Footprint, Sizes
 from iclperm.engine.load import has_device, load_shapes
 from iclperm.engine.long_paths import Rates
 from iclperm.engine.memory import device_bytes, resolve_budget, room_to_generate
 from iclperm.engine.plain_model import PlainModel, gemm_rate
 from iclperm.engine.plan import DEFAULT_PACK_TOKENS, LongPath, Plan
 from iclperm.engine.tokenizer import has_tokenizer
+from iclperm.engine.ways import runs_our_layers
 from iclperm.study.sizes import Budget
 
 

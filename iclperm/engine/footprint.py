@@ -21,14 +21,11 @@ from iclperm.engine.decode import GenerationLimits
 from iclperm.engine.facts import ModelFacts
 from iclperm.engine.forward import PassLimits
 from iclperm.engine.kernels.chunks import CHUNK
-from iclperm.engine.kernels.linear import uses_onednn
-from iclperm.engine.kernels.triton_compilation import MAX_HEAD_DIM
-from iclperm.engine.kernels.triton_launch import may_launch, may_read_head
-from iclperm.engine.layers import may_fuse
 from iclperm.engine.model import TreeModel
 from iclperm.engine.plain_model import PlainModel
 from iclperm.engine.plan import DEFAULT_PACK_TOKENS, LongPath, Plan
 from iclperm.engine.shapes import pack_sizes, padded_rows, whole_rows
+from iclperm.engine.ways import Ways
 from iclperm.errors import RequestError
 from iclperm.reference.precision import MOST_NUMBERS
 from iclperm.reference.scoring import may_keep_last
@@ -183,7 +180,7 @@ class Sizes:
         ``checks``: its first-use check runs. ``attention`` and ``layers`` are those asked for, of a model without
         weights.
         """
-        facts, paths, body = model.facts, _Ways.of(model, place, attention, layers), list(_matrices(model))
+        facts, paths, body = model.facts, Ways.of(model, place, attention, layers), list(_matrices(model))
         return cls(
             device=place,
             limits=model.limits,
@@ -406,46 +403,6 @@ class Sizes:
         return min(seen, max(int(os.environ.get(name, _MOST_PRODUCTS)) for name in _CACHES))
 
 
-@dataclass(frozen=True)
-class _Ways:
-    """Which implementations the layers and the head of a model run in."""
-
-    attention: str
-    is_fused: bool
-    num_inner: int  # rows of an MLP's width at once in our layers
-    fuses_head: bool
-    has_onednn: bool
-    has_onednn_head: bool
-
-    @classmethod
-    def of(cls, model: PlainModel, place: torch.device, attention: str = "auto", layers: str = "auto") -> _Ways:
-        """Those of a model that is served; of one without weights, those that it would have on ``place`` if these were
-        asked for."""
-        head: object = model.model.get_output_embeddings()  # type: ignore[no-untyped-call]
-        if isinstance(model, TreeModel):
-            attention, is_fused, fuses_head = model.attention, model.layers == "fused", model.fuses_head
-            calls_head = model.head_is_onednn
-        else:
-            is_native = place.type == "cpu" and model.dtype in (torch.float32, torch.bfloat16)
-            takes_heads = model.facts.head_size <= MAX_HEAD_DIM and may_launch(place, model.dtype)
-            best = "native" if is_native else "triton" if takes_heads else "torch"
-            attention = best if attention == "auto" else attention
-            is_fused = runs_our_layers(model, place, layers)
-            is_plain = layers == "auto" and type(head) is nn.Linear
-            fuses_head = is_plain and may_read_head(place, model.dtype) and place.type != "cpu"
-            calls_head = is_plain and is_native and uses_onednn(place, model.dtype, is_head=True)
-        # Of float32, torch itself sends no product to oneDNN.
-        has_onednn = uses_onednn(place, model.dtype) and (is_fused or model.dtype != torch.float32)
-        has_onednn_head = calls_head or (has_onednn and model.dtype != torch.float32)
-        num_inner = decoder.family.mlp.num_inner if is_fused and (decoder := model.known_decoder) else 0
-        return cls(attention, is_fused, num_inner, fuses_head, has_onednn, has_onednn_head)
-
-
-def runs_our_layers(model: PlainModel, place: torch.device, layers: str = "auto") -> bool:
-    """Whether a model without weights would run in our layers on ``place`` where these were asked for."""
-    return layers == "auto" and may_fuse(place, model.dtype) and model.known_decoder is not None
-
-
 def largest_within(budget: int, sizes: list[int], peak: Callable[[int], int]) -> int | None:
     """The largest of ascending sizes of packs whose peak is within ``budget`` bytes; None if none is."""
     fitting = bisect_right(sizes, budget, key=peak)
@@ -515,7 +472,7 @@ def _head_columns(facts: ModelFacts) -> tuple[int, int]:
     return facts.num_heads * facts.head_size, 2 * facts.num_kv_heads * facts.head_size
 
 
-def _layer_bytes(model: PlainModel, facts: ModelFacts, paths: _Ways) -> int:
+def _layer_bytes(model: PlainModel, facts: ModelFacts, paths: Ways) -> int:
     """What is alive for one token in the layer that needs most.
 
     In ours that is the MLP: embeddings, hidden states, normed hidden states, the sum and what comes out; queries and
@@ -533,7 +490,7 @@ def _layer_bytes(model: PlainModel, facts: ModelFacts, paths: _Ways) -> int:
     return max(in_mlp, in_attention, in_norm) + tables
 
 
-def _logit_bytes(facts: ModelFacts, paths: _Ways) -> int:
+def _logit_bytes(facts: ModelFacts, paths: Ways) -> int:
     """One row's logits; where torch reads them, also in float32, twice more for a soft-cap."""
     itemsize = facts.number_bytes
     if paths.fuses_head:
