@@ -10,7 +10,8 @@ products are told by their shape [outputs, inputs]; their operations are those o
 and ``fastest`` is what they would take by the fastest product known here (torch's, oneDNN's, oneDNN's on packed
 weights, ours) at those numbers of rows. The attention's operations are those of visible (row, key) pairs alone, as if
 no window hid any. ``bound`` is what a call would take whose attention ran at the rate of the fastest products, and that
-did nothing else. ``rest`` is everything that no kernel does: planning, gathers, torch's own overhead.
+did nothing else. ``rest`` is everything that no kernel does: planning, gathers, torch's own overhead. Memory is kept as
+the command line keeps it.
 """
 
 from __future__ import annotations
@@ -31,6 +32,7 @@ from _products import Products, clock
 from token_efficiency import Case, model
 
 from iclperm import _core
+from iclperm.base.environment import settle
 from iclperm.bench.studies import StudyCase
 from iclperm.engine import ContextPaths, Engine, plan_product
 from iclperm.engine.load import load
@@ -170,6 +172,7 @@ def of_study(file: Path, scale: float) -> tuple[Path, Asked]:
 
 
 def main() -> None:
+    settle()
     parser = options(__doc__ or "")
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.add_argument("--dtype", choices=DTYPES, action="append", help="may be given again; both by default")

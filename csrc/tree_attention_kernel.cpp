@@ -6,12 +6,20 @@ namespace {
 
 constexpr float LOG2_E = 1.44269504088896341f;
 constexpr std::int64_t NO_ROW = std::numeric_limits<std::int64_t>::min();
+constexpr std::int64_t MANY_OWN = TILE / 8;  // slots: where fewer come from memory, laying keys out is sooner done
 constexpr std::int64_t FAR = std::numeric_limits<std::int64_t>::max();
 
 // The keys of one tile of a path: row r >= 0 is pool slot r, row r < 0 is pack row ~r, NO_ROW lies past the path's end.
 struct PathTile {
   std::int64_t rows[TILE];
 };
+
+// Pool slots of a tile that another one at the same positions does not have there.
+inline std::int64_t own_slots(const PathTile& tile, const PathTile& other) {
+  std::int64_t count = 0;
+  for (std::int64_t i = 0; i < TILE; ++i) count += (tile.rows[i] >= 0) & (tile.rows[i] != other.rows[i]);
+  return count;
+}
 
 // Where the keys and values of a tile lie.
 template <typename T>
@@ -418,7 +426,8 @@ void attend_as(const TreeAttention& call, const WorkItem& item, Scratch& scratch
     std::int64_t end = 0;       // lines [begin, end) wait to attend to the shared tile
     std::int64_t num_rows = 0;  // whose lines these are
     const auto attend_shared = [&](const PathTile& next) {
-      const bool is_alone = num_rows == 1 && end - begin <= 2 * FEW;
+      const bool is_alone = num_rows == 1 && end - begin <= 2 * FEW &&
+                            (&next == &shared || own_slots(shared, next) >= MANY_OWN);
       if (is_alone) {
         if (!is_found) gather.find(shared, scratch_zeros, *places);
         gather.find(next, scratch_zeros, *soon);

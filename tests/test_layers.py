@@ -155,13 +155,14 @@ def test_the_last_layer_multiplies_scored_rows_alone(name: str, monkeypatch: pyt
     seen: dict[tuple[int, int | None, int | None], int] = {}
     of = MatrixProduct.of
 
-    def counted(module: nn.Linear, outputs: slice = slice(None)) -> Callable[[torch.Tensor], torch.Tensor]:
-        product = of(module, outputs)
+    def counted(module: nn.Linear, outputs: slice = slice(None), **how: Any) -> Callable[[torch.Tensor], torch.Tensor]:
+        product = of(module, outputs, **how)
 
         def multiplied(x: torch.Tensor) -> torch.Tensor:
             seen[id(module), outputs.start, outputs.stop] = x.shape[0]
             return product(x)
 
+        multiplied.weight = product.weight  # type: ignore[attr-defined]
         return multiplied
 
     monkeypatch.setattr(MatrixProduct, "of", counted)

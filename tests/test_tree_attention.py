@@ -374,6 +374,27 @@ def test_rows_that_decode_have_the_bits_of_rows_that_are_read_together(
         for row, _, spans in visits:
             gathered = attend(first_of_many(case, row, spans))
             assert_same_bits(gathered[:1], out[row : row + 1])
+            among_others = attend(elsewhere_no_numbers(case, row, spans), num_threads=2)
+            assert_same_bits(among_others[row : row + 1], out[row : row + 1])
+
+
+def elsewhere_no_numbers(case: Case, row: int, spans: list[Span]) -> Case:
+    """The same with NaN in every slot and row that one row does not see."""
+    seen = np.zeros(len(case.k_pool), bool)
+    for _, begin, end in spans:
+        seen[begin:end] = True
+    slots, rows = ~torch.from_numpy(seen), torch.arange(len(case.k_new)) != row
+
+    def poisoned(x: Tensor, unseen: Tensor) -> Tensor:
+        return x.masked_fill(unseen[:, None, None], torch.nan)
+
+    return replace(
+        case,
+        k_pool=poisoned(case.k_pool, slots),
+        v_pool=poisoned(case.v_pool, slots),
+        k_new=poisoned(case.k_new, rows),
+        v_new=poisoned(case.v_new, rows),
+    )
 
 
 def first_of_many(case: Case, row: int, spans: list[Span]) -> Case:

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # of glibc's malloc.h
-_OWN_PAGES, _KEPT = 16 << 20, 256 << 20
+_OWN_PAGES, _KEPT = 17 << 20, 256 << 20
 
 VARIABLES: Mapping[str, str] = {
     # Threads that spin at barriers make a run several times slower where anything else wants a core.
@@ -18,8 +18,8 @@ VARIABLES: Mapping[str, str] = {
     # oneDNN and torch keep the code of every product's shape, half a megabyte each, 1024 by default.
     "ONEDNN_PRIMITIVE_CACHE_CAPACITY": "128",
     "LRU_CACHE_CAPACITY": "128",
-    # glibc hands a layer's memory back and fetches it anew, page by page, for the next: 3-15 % of the time. Not kept
-    # are tensors such as logits of many ids, whose changing sizes would cut up the heap.
+    # glibc hands a layer's memory back and fetches it anew, page by page, for the next: 3-15 % of the time. Kept are all
+    # tensors up to 16 MiB; larger ones, of changing sizes, would cut up the heap (logits of many ids).
     "MALLOC_MMAP_THRESHOLD_": str(_OWN_PAGES),
     "MALLOC_TRIM_THRESHOLD_": str(_KEPT),
 }

@@ -9,7 +9,7 @@ import weakref
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -109,6 +109,7 @@ class Engine:
         if self._memory_budget is not None:
             pack_tokens = min(pack_tokens, self._sizes.most_pack_tokens(self._memory_budget))
         self._limits = {"pack_tokens": pack_tokens, "unit_tokens": unit_tokens}
+        self._model.copied.is_on = self._sizes.copied > 0
         self._encoder = Encoder(tokenizer, self._model.config)
 
     @classmethod
@@ -432,8 +433,7 @@ class Engine:
         return self._calls.call(self._model, self._gemm_rate, progress)
 
     def _gemm_rate(self) -> float:
-        if self._measured_rate is None:
-            self._measured_rate = self._model.gemm_rate(self.pack_tokens)
+        self._measured_rate = self._measured_rate or self._model.gemm_rate(self.pack_tokens)
         return self._measured_rate
 
     def _plan(self, make: Callable[..., Plan], *parts: Any) -> Plan:
@@ -442,7 +442,8 @@ class Engine:
     @property
     def _sizes(self) -> Sizes:
         """Read anew, since the first use may take other layers."""
-        return Sizes.of(self._model, self._model.device, checks=self._checks, has_tokenizer=self.tokenizer is not None)
+        of = partial(Sizes.of, self._model, self._model.device, checks=self._checks)
+        return of(has_tokenizer=self.tokenizer is not None, has_budget=self._memory_budget is not None)
 
     def fitted(self, plan: Plan) -> Plan:
         """The plan as it runs: in packs that the layers take and the memory budget holds, and with the way in which a

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -88,8 +89,9 @@ def estimate(
     model = PlainModel(shapes)
     refuse_attention(attention, [place], model.dtype, model.facts.head_size)
     has_text = has_tokenizer(name, revision)
-    sizes = Sizes.of(model, place, has_tokenizer=has_text, attention=attention, layers=layers)
-    is_usual = sizes == Sizes.of(model, place, has_tokenizer=has_text)
+    of = partial(Sizes.of, model, place, has_tokenizer=has_text, has_budget=memory_budget is not None)
+    sizes = of(attention=attention, layers=layers)
+    is_usual = sizes == of()
     budget = None if memory_budget is None else resolve_budget(memory_budget, place)
     plans = [_packed(sizes, plan, pack_tokens) for plan in plans]
     if max_new_tokens:
@@ -156,7 +158,8 @@ def refuse_small_budget(
         return
     shapes, place = load_shapes(name, device=device, dtype=dtype)
     model = PlainModel(shapes)
-    sizes = Sizes.of(model, place, has_tokenizer=has_tokenizer(name), attention=attention, layers=layers)
+    has_text = has_tokenizer(name)
+    sizes = Sizes.of(model, place, has_tokenizer=has_text, attention=attention, layers=layers, has_budget=True)
     for plan in plans:
         budget = resolve_budget(memory_budget, sizes.device)
         if max_new_tokens:

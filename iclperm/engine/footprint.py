@@ -21,6 +21,9 @@ from iclperm.engine.decode import GenerationLimits
 from iclperm.engine.facts import ModelFacts
 from iclperm.engine.forward import PassLimits
 from iclperm.engine.kernels.chunks import CHUNK
+from iclperm.engine.kernels.linear import FEWEST_PACKED_ENTRIES, few_rows, uses_onednn
+from iclperm.engine.layers import rows_at_once
+from iclperm.engine.memory import all_bytes
 from iclperm.engine.model import TreeModel
 from iclperm.engine.plain_model import PlainModel
 from iclperm.engine.plan import DEFAULT_PACK_TOKENS, LongPath, Plan
@@ -55,6 +58,7 @@ _WALKED_UNITS = 16
 # from process to process (0.82-1.24 of the prediction for packs of 4096).
 _MOST_IN_TRANSFORMERS_LAYERS = 1024
 _LONGEST_WINDOW = 600
+_COPIED_SHARE = 8
 _CHECKED_TOKENS = {"cpu": 72, "elsewhere": 3 * 64 + 21}
 # A pack's tokens, positions, visits and spans: 8-10 bytes a token measured, twice while they are handed over.
 _PACK_BYTES_PER_TOKEN = 24
@@ -72,8 +76,9 @@ class Footprint:
     offloaded or recomputed, and ``hidden_states`` are what a recomputed path's packs hold between layers;
     ``token_rows`` are queries, keys and values that the first layer keeps by token id; ``activations`` are those of
     the largest pack in the layer that needs most; ``logits`` are those of the rows read at once, as far as they do not
-    fit where activations were. On a CPU, ``working`` is what the host needs beside: the plan, the tokenizer, and what
-    the libraries keep for later; 0 on a GPU.
+    fit where activations were. On a CPU, ``copied_weights`` are second copies of matrices, laid out for its products,
+    and ``working`` is what the host needs beside: the plan, the tokenizer, and what the libraries keep for later; both
+    are 0 on a GPU.
     """
 
     weights: int
@@ -83,6 +88,7 @@ class Footprint:
     logits: int
     working: int
     hidden_states: int = 0
+    copied_weights: int = 0
 
     @property
     def peak(self) -> int:
@@ -92,6 +98,7 @@ class Footprint:
     def __str__(self) -> str:
         parts = {
             "weights": self.weights,
+            "weights laid out": self.copied_weights,
             "keys and values": self.kv,
             "hidden states": self.hidden_states,
             "rows by token": self.token_rows,
@@ -140,6 +147,7 @@ class Sizes:
     limits: PassLimits
     most_pack: int | None  # tokens of a pack at most; None: no limit
     weights: int  # of all parameters
+    copied: int  # of the matrices that a second copy is made of
     kv: int  # keys and values over all layers
     kv_layer: int  # of one layer
     hidden: int  # hidden states between layers
@@ -147,7 +155,8 @@ class Sizes:
     heap: float  # what the heap takes of what is alive in it
     layer: int  # what the layer that needs most needs
     inner: int  # what an MLP's matrix gives, where our layers make it
-    num_inner: int  # of these at once: gates and their factors
+    num_inner: int  # of these at once: gates, their factors, and their product where it has no place
+    most_inner: int | None  # rows of a pack that have these at once; None: all
     dense: _DenseAttention | None  # where torch's operations attend
     logits: int
     num_checked_logits: int  # rows of logits that the first-use check holds at once, whatever a pack has
@@ -174,11 +183,12 @@ class Sizes:
         has_tokenizer: bool = False,
         attention: str = "auto",
         layers: str = "auto",
+        has_budget: bool = False,
     ) -> Sizes:
         """The sizes of a model that is, or will be, served on ``place``, with a tokenizer or none.
 
         ``checks``: its first-use check runs. ``attention`` and ``layers`` are those asked for, of a model without
-        weights.
+        weights. Second copies of weights are made where they take an eighth of the memory at most and no budget binds.
         """
         facts, paths, body = model.facts, Ways.of(model, place, attention, layers), list(_matrices(model))
         return cls(
@@ -186,6 +196,7 @@ class Sizes:
             limits=model.limits,
             most_pack=most_pack(place, is_fused=paths.is_fused),
             weights=sum(weight.nbytes for weight in model.model.parameters()),
+            copied=0 if has_budget else _copied_bytes(model, place, paths),
             kv=facts.kv_token_bytes,
             kv_layer=facts.kv_token_bytes // max(1, facts.num_layers),
             hidden=facts.hidden_size * facts.number_bytes,
@@ -193,7 +204,8 @@ class Sizes:
             heap=_HEAP_FACTOR if paths.is_fused else _HEAP_FACTOR_IN_TRANSFORMERS_LAYERS,
             layer=_layer_bytes(model, facts, paths),
             inner=facts.inner_size * model.dtype.itemsize if paths.is_fused else 0,
-            num_inner=min(2, paths.num_inner),
+            num_inner=paths.num_inner,
+            most_inner=_most_inner(model, facts) if place.type == "cpu" and paths.is_fused else None,
             dense=_DenseAttention.of(facts) if paths.attention == "torch" else None,
             logits=_logit_bytes(facts, paths),
             num_checked_logits=_checked_logits(model, place) if checks else 0,
@@ -268,6 +280,7 @@ class Sizes:
         has_own_pages = self.is_host and read >= _own_pages()
         return Footprint(
             weights=self.weights,
+            copied_weights=self.copied,
             kv=plan.core.pool_slots * (self.kv if way is None else self.kv_layer),
             hidden_states=0 if way is None else way.rows * self.hidden,
             token_rows=token_rows,
@@ -278,12 +291,13 @@ class Sizes:
 
     def _activations(self, rows: int, keys: int) -> int:
         """What a pack takes in the layer that needs most, with what the heap loses."""
-        whole = rows * self.layer
+        with_inner = rows if self.most_inner is None else min(rows, self.most_inner)
+        whole = rows * self.layer + with_inner * self.num_inner * self.inner
         if self.dense is not None:
             whole += self.dense.taken(rows, min(rows, self.limits.dense_rows), keys)
         if not self.is_host:
             return whole
-        outside = self.num_inner * rows * self.inner if rows * self.inner >= _own_pages() else 0
+        outside = min(2, self.num_inner) * with_inner * self.inner if with_inner * self.inner >= _own_pages() else 0
         return int((whole - outside) * self.heap) + outside + self.matrix
 
     def _checked_logits(self, pack_tokens: int) -> int:
@@ -304,7 +318,8 @@ class Sizes:
         if self.is_host or self.dense is not None:
             return DEFAULT_PACK_TOKENS
         left = _USED_SHARE * device_bytes - self.weights
-        return next((size for size in _GPU_PACKS if 4 * size * self.layer <= left), DEFAULT_PACK_TOKENS)
+        a_row = self.layer + self.num_inner * self.inner
+        return next((size for size in _GPU_PACKS if 4 * size * a_row <= left), DEFAULT_PACK_TOKENS)
 
     def most_pack_tokens(self, budget: int) -> int:
         """Tokens whose activations are within ``budget`` bytes beside the weights; whatever the plan, no more are.
@@ -353,6 +368,7 @@ class Sizes:
             working = num_rows * (-(-longest // CHUNK) * self.live_chunk + longest * _SLOT_BYTES)
         return Footprint(
             weights=self.weights,
+            copied_weights=self.copied,
             kv=kv_tokens * self.kv,
             token_rows=self.limits.token_rows_bytes if self.first else 0,
             activations=activations,
@@ -431,6 +447,21 @@ def checked_tokens(facts: ModelFacts, place: torch.device) -> int:
     return max(4, min(length, facts.max_tokens - 4))
 
 
+def _most_inner(model: PlainModel, facts: ModelFacts) -> int:
+    return rows_at_once(facts.inner_size * model.dtype.itemsize)[1]
+
+
+def _copied_bytes(model: PlainModel, place: torch.device, paths: Ways) -> int:
+    """What second copies take of all matrices that `PackedWeights` would lay out; 0 where that is too much."""
+    if place.type != "cpu":
+        return 0
+    matrices = [weight for weight, _ in _matrices(model)] if paths.is_fused and uses_onednn(place, model.dtype) else []
+    if paths.has_onednn_head and model.limits.logit_rows(model.facts.vocab_size, place) > few_rows():
+        matrices.append(model.model.get_output_embeddings().weight)  # type: ignore[no-untyped-call]
+    found = sum(weight.nbytes for weight in matrices if weight.numel() >= FEWEST_PACKED_ENTRIES)
+    return found if found <= all_bytes(place) // _COPIED_SHARE else 0
+
+
 def _own_pages() -> int:
     """Size from which a tensor on the host lies outside the heap."""
     return int(os.environ.get(_OWN_PAGES, _LARGEST_IN_HEAP))
@@ -473,16 +504,16 @@ def _head_columns(facts: ModelFacts) -> tuple[int, int]:
 
 
 def _layer_bytes(model: PlainModel, facts: ModelFacts, paths: Ways) -> int:
-    """What is alive for one token in the layer that needs most.
+    """What is alive for one token in the layer that needs most; in ours, beside what an MLP's matrix gives.
 
-    In ours that is the MLP: embeddings, hidden states, normed hidden states, the sum and what comes out; queries and
-    what they attended; keys and values; rotary tables; gates and factors, and their product where it has no place.
+    There it is embeddings, hidden states, normed hidden states, the sum and what comes out; queries and what they
+    attended; keys and values; rotary tables.
     """
     itemsize, hidden, inner = facts.number_bytes, facts.hidden_size, facts.inner_size
     heads, kv = _head_columns(facts)
     tables = 2 * facts.head_size * (itemsize + _FLOAT32)
     if paths.is_fused:
-        return (5 * hidden + 2 * heads + kv + paths.num_inner * inner) * itemsize + tables
+        return (5 * hidden + 2 * heads + kv) * itemsize + tables
     # Norms and rotations of transformers' make copies, those of norms in float32.
     in_mlp = (4 * hidden + 3 * inner) * itemsize
     in_attention = (3 * hidden + 4 * heads + 2 * kv) * itemsize

@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from torch import nn
 
+from iclperm.engine.kernels.linear import PackedWeights
 from iclperm.engine.kernels.live import LiveSlots
 from iclperm.engine.kernels.rule import AttentionRule, LayerStates, PackAttention
 from iclperm.engine.link import Array
@@ -135,6 +136,7 @@ class TreeForward:
     pool: KvPool
     attend: PackAttention
     config: Any
+    copied: PackedWeights
     num_layers: int = 0
     num_tokens: int = 0  # rows of the pack that the first layer saw, padding not counted
     is_narrowed: bool = False  # the last layer went on with the scored rows alone

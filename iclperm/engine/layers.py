@@ -26,6 +26,7 @@ from iclperm.engine.kernels.triton_launch import may_launch
 from iclperm.engine.twin import all_modules
 
 _CPU_DTYPES = (torch.float32, torch.bfloat16)
+_INNER_BYTES, _FEWEST_AT_ONCE = 8 << 20, 256
 _MET: dict[type[nn.Module], Callable[..., Any]] = {}  # what classes of modules ran when they were first met
 
 
@@ -179,6 +180,24 @@ def _norm(module: Any, family: Family) -> RowNorm:
     return CentredNorm(weight, eps, None if bias is None else bias.detach())
 
 
+def _together(x: torch.Tensor, width: int) -> Iterator[slice]:
+    """Rows of x [M, H] that go through an MLP of a width together: on a CPU no more than give what its caches hold, as
+    many each time but the last, so that few products have a shape of their own."""
+    num_rows, begin = x.shape[0], 0
+    if x.device.type == "cpu":
+        step, most = rows_at_once(width * x.element_size())
+        while num_rows - begin > most:
+            yield slice(begin, begin + step)
+            begin += step
+    yield slice(begin, num_rows)
+
+
+def rows_at_once(inner_bytes: int) -> tuple[int, int]:
+    """Of a pack on a CPU, that go through an MLP together if it makes so many bytes of a row; and of its last rows."""
+    usual = max(_FEWEST_AT_ONCE, _INNER_BYTES // inner_bytes // _FEWEST_AT_ONCE * _FEWEST_AT_ONCE)
+    return usual, usual + usual // 2
+
+
 @dataclass(frozen=True)
 class _LayerParts:
     """What a layer multiplies, norms and attends with, as its module had it when it was first called."""
@@ -223,8 +242,12 @@ class _LayerParts:
             norm.in_place(x)
         return x if self.multiplier == 1.0 else x.mul_(self.multiplier)
 
-    def mlp(self, x: torch.Tensor) -> torch.Tensor:
-        """The MLP of x [M, H]."""
+    def add_mlp(self, total: torch.Tensor, x: torch.Tensor) -> None:
+        """Adds what the MLP gives of x [M, H] to ``total`` [M, H], rows after rows."""
+        for rows in _together(x, self.down.weight.shape[1]):
+            total[rows].add_(self.added(self._mlp(x[rows]), self.after_mlp))
+
+    def _mlp(self, x: torch.Tensor) -> torch.Tensor:
         inner, *factors = self.into[0](x).chunk(2, dim=1) if self.is_packed else (into(x) for into in self.into)
         return self.down(self.activate(inner, factors[0] if factors else None))
 
@@ -338,8 +361,8 @@ class FusedLayer:
         else:
             norm = parts.before_mlp
             normed = total.add_(residual) if norm is None else norm.of_sum(residual, total)
-        out = parts.mlp(normed)
-        return parts.added(out, parts.after_mlp).add_(total)[None]
+        parts.add_mlp(total, normed)
+        return total[None]
 
     def on_hidden(self, hidden_states: torch.Tensor, *, tree: TreeForward, **given: Any) -> torch.Tensor:
         """The layer on ``tree.hidden`` [M, H], whatever the layers before it would have given."""
@@ -352,12 +375,11 @@ class FusedLayer:
 
     def _bind(self, tree: TreeForward) -> _LayerParts:
         attention, mlp, family = self._attention, self._mlp, self._family
+        product = partial(MatrixProduct.of, copied=tree.copied)
         if family.packs_qkv:
-            of_q, of_k, of_v = (MatrixProduct.of(attention.qkv_proj, outputs) for outputs in self._packed_outputs)
+            of_q, of_k, of_v = (product(attention.qkv_proj, outputs) for outputs in self._packed_outputs)
         else:
-            of_q, of_k, of_v = (
-                MatrixProduct.of(each) for each in (attention.q_proj, attention.k_proj, attention.v_proj)
-            )
+            of_q, of_k, of_v = map(product, (attention.q_proj, attention.k_proj, attention.v_proj))
         activate = rowwise.gate(self.activation)
         assert activate is not None
         names = vars(family.norms)
@@ -366,9 +388,9 @@ class FusedLayer:
             q=of_q,
             k=of_k,
             v=of_v,
-            o=MatrixProduct.of(self._output),
-            into=[MatrixProduct.of(getattr(mlp, name)) for name in family.mlp.into],
-            down=MatrixProduct.of(getattr(mlp, family.mlp.down)),
+            o=product(self._output),
+            into=[product(getattr(mlp, name)) for name in family.mlp.into],
+            down=product(getattr(mlp, family.mlp.down)),
             activate=activate,
             is_packed=family.mlp.is_packed,
             q_norm=_norm(attention.q_norm, family) if family.qk_norm else None,

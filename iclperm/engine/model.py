@@ -180,7 +180,7 @@ class TreeModel(PlainModel):
     def multiply_head(self, rows: torch.Tensor, room: OutputRoom | None = None) -> torch.Tensor:
         """The head on rows [R, H]: [R, V], before scale and soft-cap; in the ``room`` where our kernel runs."""
         if rows.dtype == self.dtype and self.head_is_onednn:
-            return linear(self._head, rows, is_head=True, room=room)
+            return linear(self._head, rows, is_head=True, room=room, copied=self.copied)
         product: torch.Tensor = self.running(self._head)(rows)
         return product
 
@@ -276,6 +276,7 @@ class TreeModel(PlainModel):
     def _known(self) -> Condition:
         roots, known = self._roots(), self._condition
         if known is None or not known.holds(roots):
+            self.copied.forget()
             self._condition = known = Condition(roots, known)
         return known
 
@@ -449,7 +450,7 @@ class TreeModel(PlainModel):
 
     def _prepared(self, tables: PackTables, pool: KvPool) -> TreeForward:
         attend = prepare(tables.pack, tables.num_rows, self.attention, self.limits.dense_rows, tables, pool.live_slots)
-        return TreeForward(tables, pool, attend, self.config)
+        return TreeForward(tables, pool, attend, self.config, self.copied)
 
     def read(self, scored: torch.Tensor, tree: TreeForward) -> Callable[[], Reading]:
         """What waits for the log-probabilities of the pack's wanted pairs, which are read of its scored rows [R, H]."""

@@ -19,7 +19,7 @@ from transformers import PreTrainedModel
 from iclperm.engine.device import fixed_precision
 from iclperm.engine.facts import ModelFacts
 from iclperm.engine.forward import PassLimits
-from iclperm.engine.kernels.linear import uses_onednn
+from iclperm.engine.kernels.linear import PackedWeights, uses_onednn
 from iclperm.engine.layers import FusedDecoder, known_decoder
 from iclperm.engine.load import bos_ids, load_shapes
 from iclperm.engine.twin import Twin, borrowed, may_have_twins
@@ -45,6 +45,7 @@ class PlainModel:
         self._twin: Twin | None = None
         self.probes: dict[tuple[Any, ...], str] = {}  # of `iclperm.engine.numerics.probe`, by the way of running
         self.limits = PassLimits()
+        self.copied = PackedWeights()
         self.config = model.config.get_text_config(decoder=True)
         self.devices = _placement(model)
         self.device = self.devices[0]

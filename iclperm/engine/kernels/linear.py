@@ -16,6 +16,7 @@ import platform
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache, cached_property
+from typing import TypeAlias
 
 import numpy as np
 import torch
@@ -26,6 +27,7 @@ from iclperm.engine.kernels.attention import as_numpy
 from iclperm.engine.shapes import padded_rows
 
 _X86 = ("x86_64", "AMD64")
+_Key: TypeAlias = tuple[int, tuple[int, ...], tuple[int, ...]]
 _DTYPES = (torch.float32, torch.bfloat16)
 _ALL = slice(None)
 FEW_ROWS = 128
@@ -33,8 +35,14 @@ FEW_ROWS = 128
 an AVX-512 library, half."""
 FEWEST_ENTRIES = 1 << 17
 """Of a matrix; a smaller one lies in the caches as MKL wants it, which is up to twice as fast there."""
+FEWEST_PACKED_ENTRIES = 1 << 16
+"""Of a matrix that is laid out once; a smaller one is so in no time."""
+PACKED_ROWS = 4096
+"""What laying a matrix out takes, a product of 100 to 400 rows does, and what it saves is a twentieth at least."""
+_COMPARED_ROWS = (8, 72, 1024)  # oneDNN has other loops for few rows, for some, and for many
 _BLOCKS = (192, 256, 384, 512, 768, 1024, 2048)  # of columns: MKL's is 192, oneDNN's 1,024 with AVX2
 _TRIED_OUTPUTS = 96
+_REGISTER_ROWS = 16
 _FEWEST_COLUMNS = 16  # with fewer, orders can hardly be told apart
 
 
@@ -65,6 +73,11 @@ def few_rows() -> int:
     return FEW_ROWS * min(2, torch.get_num_threads()) // share
 
 
+def few_packed_rows() -> int:
+    """As `few_rows`, beside oneDNN with a matrix laid out, and only if they fill our kernel's registers."""
+    return few_rows() // 4
+
+
 @dataclass(frozen=True)
 class SumOrder:
     """How a product is added up: chains over ``block`` columns, one after the other, the bias first or last."""
@@ -88,38 +101,114 @@ class OutputRoom:
         return self._bytes[:size].view(dtype).view(num_rows, num_outputs)
 
 
+class PackedWeights:
+    """Second copies of matrices, as oneDNN lays them out, each made once ``PACKED_ROWS`` rows have met its matrix.
+
+    They are of weights that nobody writes to before ``forget``. ``is_on``: whether any is made.
+    """
+
+    def __init__(self) -> None:
+        self.is_on = False
+        self._rows: dict[_Key, int] = {}
+        self._copies: dict[_Key, torch.Tensor | None] = {}
+
+    def forget(self) -> None:
+        """The weights may be others from now on."""
+        self._rows, self._copies = {}, {}
+
+    def of(self, product: MatrixProduct, num_rows: int) -> torch.Tensor | None:
+        """That of a product's matrix, which so many rows meet; None as long as there is none."""
+        key = product.packed_key
+        if not self.is_on or key is None:
+            return None
+        if key not in self._copies:
+            self._rows[key] = rows = self._rows.get(key, 0) + num_rows
+            if rows < PACKED_ROWS:
+                return None
+            self._copies[key] = product.packed() if product.keeps_bits_packed else None
+        return self._copies[key]
+
+
 @dataclass(frozen=True)
 class MatrixProduct:
     """x [M, H] @ weight.T + bias [M, N] of an unhooked module's numbers, or those ``outputs`` of the N alone.
 
-    They are the module's of when this was made, wherever they lie. A row's bits are the same however many there are.
+    They are the module's of when this was made, wherever they lie. A row's bits are the same however many there are,
+    and whether a second copy of them is ``copied``.
     """
 
     weight: torch.Tensor
     bias: torch.Tensor | None
     is_onednn: bool
+    copied: PackedWeights | None = None
 
     @classmethod
-    def of(cls, module: nn.Linear, outputs: slice = _ALL, *, is_head: bool = False) -> MatrixProduct:
+    def of(
+        cls,
+        module: nn.Linear,
+        outputs: slice = _ALL,
+        *,
+        is_head: bool = False,
+        copied: PackedWeights | None = None,
+    ) -> MatrixProduct:
         """The product of a module as it is now."""
         weight: torch.Tensor = module.weight
         bias: torch.Tensor | None = module.bias
         if outputs != _ALL:
             weight, bias = weight[outputs], None if bias is None else bias[outputs]
-        return cls(weight, bias, uses_onednn(weight.device, weight.dtype, is_head=is_head))
+        return cls(weight, bias, uses_onednn(weight.device, weight.dtype, is_head=is_head), copied)
 
     def __call__(self, x: torch.Tensor, room: OutputRoom | None = None) -> torch.Tensor:
         """Of x [M, H]; where our kernel runs, in the ``room`` if one is given."""
-        if x.shape[0] <= few_rows() and (order := self.order) is not None:
+        num_rows = x.shape[0]
+        copy = None if self.copied is None else self.copied.of(self, num_rows)
+        if copy is None or room is not None:  # what oneDNN gives takes new pages, which cost more than it saves
+            is_few = num_rows <= few_rows()
+        else:
+            is_few = num_rows <= few_packed_rows() and num_rows % _REGISTER_ROWS == 0
+        if is_few and (order := self.order) is not None:
             return self.in_order(x, order, room)
-        return self.by_library(x)
+        return self.by_library(x, copy)
 
-    def by_library(self, x: torch.Tensor) -> torch.Tensor:
-        """Of x [M, H], by oneDNN or torch."""
+    def by_library(self, x: torch.Tensor, copy: torch.Tensor | None = None) -> torch.Tensor:
+        """Of x [M, H], by oneDNN, with the matrix as ``packed`` if that is given, or torch."""
         if not self.is_onednn:
             return nn.functional.linear(x, self.weight, self.bias)
-        product: torch.Tensor = torch.ops.mkldnn._linear_pointwise(x, self.weight, self.bias, "none", [], "")
+        weight = self.weight if copy is None else copy
+        product: torch.Tensor = torch.ops.mkldnn._linear_pointwise(x, weight, self.bias, "none", [], "")
         return product
+
+    def packed(self) -> torch.Tensor:
+        """The matrix as oneDNN lays it out, which `by_library` alone can read."""
+        copy: torch.Tensor = torch.ops.mkldnn._reorder_linear_weight(self.weight.detach().contiguous(), PACKED_ROWS)
+        return copy
+
+    @cached_property
+    def packed_key(self) -> _Key | None:
+        """Of the memory that the matrix lies in; None if it is not one to be laid out once."""
+        weight = self.weight
+        if not self.is_onednn or weight.numel() < FEWEST_PACKED_ENTRIES:
+            return None
+        return weight.data_ptr(), tuple(weight.shape), weight.stride()
+
+    @property
+    def keeps_bits_packed(self) -> bool:
+        """Whether a product of this shape has the same bits with its matrix ``packed``, found out once.
+
+        Cost, the first time: some products with a drawn matrix of as many outputs, and with this one.
+        """
+        key = ("packed", self.weight.dtype, *self.weight.shape, self.bias is not None, *_here())
+        if key not in _KEPT:
+            numbers = _telling_numbers(max(_COMPARED_ROWS), *self.weight.shape)
+            x, weight, bias = (each.to(self.weight.dtype) for each in numbers)
+            drawn = MatrixProduct(weight, None if self.bias is None else bias, is_onednn=True)
+            _KEPT[key] = all(product._keeps_bits_of(x) for product in (drawn, self))
+        return _KEPT[key]
+
+    @torch.inference_mode()
+    def _keeps_bits_of(self, x: torch.Tensor) -> bool:
+        copy = self.packed()
+        return all(torch.equal(self.by_library(x[:rows], copy), self.by_library(x[:rows])) for rows in _COMPARED_ROWS)
 
     def in_order(self, x: torch.Tensor, order: SumOrder, room: OutputRoom | None = None) -> torch.Tensor:
         """Of x [M, H], by our kernel for few rows."""
@@ -157,7 +246,7 @@ class MatrixProduct:
         if is_paired and (weight.shape[1] % 2 or weight.stride(0) % 2):
             return None
         layout = (weight.dtype, *weight.shape, weight.stride(0), bias is not None)
-        key = (self.is_onednn, *layout, torch.get_num_threads(), _core.isa())
+        key = (self.is_onednn, *layout, *_here())
         if key not in _ORDERS:
             _ORDERS[key] = self._found_order()
         return _ORDERS[key]
@@ -203,7 +292,13 @@ def _telling_numbers(num_rows: int, num_outputs: int, num_columns: int) -> tuple
     return x, weight, 1e-6 * torch.randn(num_outputs, generator=generator)
 
 
+def _here() -> tuple[object, ...]:
+    """What a library's way with a product depends on beside its shape."""
+    return torch.get_num_threads(), _core.isa()
+
+
 _ORDERS: dict[tuple[object, ...], SumOrder | None] = {}
+_KEPT: dict[tuple[object, ...], bool] = {}
 
 
 def _orders(num_columns: int, dtype: torch.dtype, bias: torch.Tensor | None) -> Iterator[SumOrder]:
@@ -218,7 +313,13 @@ def _orders(num_columns: int, dtype: torch.dtype, bias: torch.Tensor | None) -> 
 
 
 def linear(
-    module: nn.Linear, x: torch.Tensor, outputs: slice = _ALL, *, is_head: bool = False, room: OutputRoom | None = None
+    module: nn.Linear,
+    x: torch.Tensor,
+    outputs: slice = _ALL,
+    *,
+    is_head: bool = False,
+    room: OutputRoom | None = None,
+    copied: PackedWeights | None = None,
 ) -> torch.Tensor:
     """The `MatrixProduct` of a module as it is now with x [M, H]."""
-    return MatrixProduct.of(module, outputs, is_head=is_head)(x, room)
+    return MatrixProduct.of(module, outputs, is_head=is_head, copied=copied)(x, room)

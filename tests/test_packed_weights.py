@@ -1,0 +1,235 @@
+"""Second copies of weights, laid out as oneDNN multiplies them: the same bits, in a call alone, and foretold."""
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import nn
+from zoo import ZOO
+
+from iclperm.engine import Engine, footprint, layers
+from iclperm.engine.kernels import linear as products
+from iclperm.engine.kernels.linear import MatrixProduct, PackedWeights, few_packed_rows, uses_onednn
+
+CPU = torch.device("cpu")
+DTYPES = [dtype for dtype in (torch.float32, torch.bfloat16) if uses_onednn(CPU, dtype)]
+packs = pytest.mark.skipif(not DTYPES, reason="oneDNN multiplies no layers here")
+
+
+def drawn(outputs: int, inputs: int, dtype: torch.dtype, *, bias: bool = False) -> nn.Linear:
+    torch.manual_seed(outputs)
+    return nn.Linear(inputs, outputs, bias=bias, dtype=dtype).requires_grad_(False)
+
+
+@pytest.fixture
+def small(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Small matrices are laid out, too, and soon; what was found out of them is forgotten."""
+    for module in (products, footprint):
+        monkeypatch.setattr(module, "FEWEST_PACKED_ENTRIES", 0)
+    monkeypatch.setattr(products, "PACKED_ROWS", 64)
+    monkeypatch.setattr(products, "_KEPT", {})
+
+
+@pytest.fixture
+def multiplied(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
+    """Of every product of a library's, whether its matrix was laid out."""
+    seen: list[bool] = []
+    by_library = MatrixProduct.by_library
+
+    def counted(self: MatrixProduct, x: torch.Tensor, copy: torch.Tensor | None = None) -> torch.Tensor:
+        seen.append(copy is not None)
+        return by_library(self, x, copy)
+
+    monkeypatch.setattr(MatrixProduct, "by_library", counted)
+    return seen
+
+
+@packs
+@settings(deadline=None, max_examples=40)
+@given(
+    shape=st.tuples(st.integers(1, 300), st.integers(1, 300)),
+    rows=st.integers(1, 90).map(lambda eights: 8 * eights),
+    dtype=st.sampled_from(DTYPES or [torch.float32]),
+    bias=st.booleans(),
+    threads=st.integers(1, 2),
+)
+def test_a_matrix_laid_out_gives_the_same_bits(
+    shape: tuple[int, int], rows: int, dtype: torch.dtype, bias: bool, threads: int
+) -> None:
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        product = MatrixProduct.of(drawn(*shape, dtype, bias=bias))
+        x = torch.randn(max(rows, 8 * threads), shape[1]).to(dtype)
+        if product.keeps_bits_packed:
+            assert torch.equal(product.by_library(x, product.packed()), product.by_library(x))
+    finally:
+        torch.set_num_threads(before)
+
+
+@packs
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("shape", [(512, 128), (1408, 512), (512, 1408), (4864, 896)])
+def test_shapes_of_models_keep_their_bits(shape: tuple[int, int], dtype: torch.dtype) -> None:
+    assert MatrixProduct.of(drawn(*shape, dtype)).keeps_bits_packed
+
+
+@packs
+def test_a_copy_is_made_once_enough_rows_came(small: None, multiplied: list[bool]) -> None:
+    copied = PackedWeights()
+    product = MatrixProduct.of(drawn(64, 48, DTYPES[0], bias=True), copied=copied)
+    x = torch.randn(40, 48).to(DTYPES[0])
+    wanted = product(x)
+    copied.is_on = True
+    product.order  # noqa: B018 (found out before products are counted)
+    assert product.keeps_bits_packed
+    multiplied.clear()
+    results = [product(x) for _ in range(3)]
+    assert all(torch.equal(result, wanted) for result in results)
+    assert multiplied[1:] == [True, True]  # 80 rows by then
+    assert not any(multiplied[:1])
+    copied.forget()
+    multiplied.clear()
+    assert torch.equal(product(x), wanted)
+    assert not any(multiplied)
+
+
+@packs
+def test_of_rows_that_fill_registers_few_are_ours(monkeypatch: pytest.MonkeyPatch, multiplied: list[bool]) -> None:
+    copied = PackedWeights()
+    copied.is_on = True
+    product = MatrixProduct.of(drawn(512, 512, DTYPES[0]), copied=copied)
+    if product.order is None:
+        pytest.skip("our kernel does not know this library's order")
+    product(torch.randn(products.PACKED_ROWS, 512).to(DTYPES[0]))
+    least = few_packed_rows()
+    for rows, is_ours in ((least, True), (least - 8, (least - 8) % 16 == 0 and least > 8), (least + 16, False)):
+        if rows < 8 * torch.get_num_threads():
+            continue
+        multiplied.clear()
+        product(torch.randn(rows, 512).to(DTYPES[0]))
+        assert multiplied == ([] if is_ours else [True])
+
+
+@packs
+def test_other_bits_are_never_taken(small: None, monkeypatch: pytest.MonkeyPatch, multiplied: list[bool]) -> None:
+    packed = MatrixProduct.packed
+
+    def other(self: MatrixProduct) -> torch.Tensor:
+        nudged = nn.Linear(self.weight.shape[1], self.weight.shape[0], bias=False, dtype=self.weight.dtype)
+        nudged.weight = nn.Parameter(self.weight * 1.01, requires_grad=False)
+        return packed(MatrixProduct.of(nudged))
+
+    monkeypatch.setattr(MatrixProduct, "packed", other)
+    copied = PackedWeights()
+    copied.is_on = True
+    product = MatrixProduct.of(drawn(64, 48, DTYPES[0]), copied=copied)
+    x = torch.randn(200, 48).to(DTYPES[0])
+    assert not product.keeps_bits_packed
+    multiplied.clear()
+    plain = MatrixProduct.of(drawn(64, 48, DTYPES[0]))
+    assert torch.equal(product(x), plain(x))
+    assert not any(multiplied)
+
+
+def asked(engine: Engine) -> list[np.ndarray]:
+    contexts = [[5, 6, 7, 8, 9 + i, *range(10, 60)] for i in range(6)]
+    scores = engine.score(contexts, [[12 + i, 13] for i in range(5)], [[14], [15, 16]])
+    return [scores, *engine.generate(contexts[:3], max_new_tokens=5).token_ids]
+
+
+@packs
+@pytest.mark.parametrize(
+    ("name", "dtype"),
+    [
+        (name, dtype)
+        for name in ("llama", "gemma3", "phi3", "granite")
+        for dtype in DTYPES
+        if (name, dtype) != ("llama", torch.bfloat16)  # whose layers in bfloat16 are transformers' own
+    ],
+)
+def test_answers_are_the_same(name: str, dtype: torch.dtype, small: None, multiplied: list[bool]) -> None:
+    engine = Engine(ZOO[name].build().to(dtype))
+    assert engine.layers == "fused"
+    assert engine._model.copied.is_on
+    found = asked(engine)
+    assert any(multiplied), "nothing was laid out"
+    assert not engine._model.copied._copies, "copies outlive the call"
+    multiplied.clear()
+    engine._model.copied.is_on = False
+    for one, other in zip(found, asked(engine), strict=True):
+        np.testing.assert_array_equal(one, other)
+    assert not any(multiplied)
+
+
+@packs
+def test_weights_written_to_between_calls_are_seen(small: None, multiplied: list[bool]) -> None:
+    """Also where torch does not count: a single number, through ``data``."""
+    model = ZOO["llama"].build().to(DTYPES[0])
+    engine = Engine(model)
+    before = asked(engine)[0]
+    model.model.layers[0].mlp.down_proj.weight.data[3, 5] += 100.0
+    after = asked(engine)[0]
+    assert any(multiplied)
+    assert not np.array_equal(before, after)
+    np.testing.assert_array_equal(after, asked(Engine(model))[0])
+
+
+@packs
+def test_no_copies_where_memory_is_short(small: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = ZOO["llama"].build().to(DTYPES[0])
+    engine = Engine(model)
+    assert engine._sizes.copied > 0
+    assert not Engine(model, memory_budget=1 << 30)._model.copied.is_on
+    most = 8 * engine._sizes.copied
+    monkeypatch.setattr(footprint, "all_bytes", lambda _: most)
+    assert Engine(model)._model.copied.is_on
+    monkeypatch.setattr(footprint, "all_bytes", lambda _: most - 1)
+    assert not Engine(model)._model.copied.is_on
+    assert not Engine(model)._sizes.copied
+
+
+@packs
+def test_copies_are_foretold() -> None:
+    """As many bytes as all copies of layers take that a call makes, and the head's."""
+    from iclperm.bench.models import MODELS
+
+    engine = Engine.from_pretrained(MODELS["qwen2-25m"].folder())
+    engine.loglikelihood([([1], [2])])
+    made: dict[tuple[int, ...], int] = {}
+    forget = PackedWeights.forget
+
+    def counted(self: PackedWeights) -> None:
+        made.update({key[:1]: 4 * int(np.prod(key[1])) for key, copy in self._copies.items() if copy is not None})
+        forget(self)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(PackedWeights, "forget", counted)
+        patch.setattr(products, "PACKED_ROWS", 8)
+        contexts = [[first, *range(4, 200)] for first in range(3, 15)]
+        engine.score(contexts, [[12 + i, 13] for i in range(40)], [[14], [15, 16]])
+    assert sum(made.values()) == engine._sizes.copied
+
+
+@pytest.mark.parametrize("name", ["llama", "gemma3", "phi3", "granite"])
+def test_an_mlp_in_parts_keeps_every_bit(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = Engine(ZOO[name].build())
+    assert engine.layers == "fused"
+    whole = asked(engine)
+    parts: list[int] = []
+    together = layers._together
+
+    def counted(x: torch.Tensor, width: int) -> list[slice]:
+        found = list(together(x, width))
+        assert sum(part.stop - part.start for part in found) == len(x)
+        assert min(part.stop - part.start for part in found) >= min(16, len(x))
+        parts.append(len(found))
+        return found
+
+    monkeypatch.setattr(layers, "_together", counted)
+    monkeypatch.setattr(layers, "_INNER_BYTES", 1)
+    monkeypatch.setattr(layers, "_FEWEST_AT_ONCE", 32)
+    for one, other in zip(whole, asked(engine), strict=True):
+        np.testing.assert_array_equal(one, other)
+    assert max(parts) > 1
