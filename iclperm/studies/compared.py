@@ -240,9 +240,15 @@ def _by_names(studies: list[Compared], axis: str, notes: list[str]) -> tuple[lis
             for member in members:  # too little: those that are wholly the same
                 groups[member] = next(other for other in members if levels[other] == levels[member])
             least = min(len(levels[member]) for member in members)
+            alike = [
+                studies[member].name
+                for member in members
+                if [groups[other] for other in members].count(groups[member]) > 1
+            ]
+            rest = f"so all but {listed(alike)}, whose {axis} are all the same," if alike else "so they"
             notes.append(
                 f"{listed([studies[member].name for member in members])} have {len(everyone)} of {least} or more "
-                f"{axis} in common: too few to compare on these alone, so they count as others, and intervals are "
+                f"{axis} in common: too few to compare on these alone, {rest} count as others, and intervals are "
                 "rather too wide"
             )
             continue

@@ -39,6 +39,7 @@ FEWEST_PACKED_ENTRIES = 1 << 16
 """Of a matrix that is laid out once; a smaller one is so in no time."""
 PACKED_ROWS = 4096
 """What laying a matrix out takes, a product of 100 to 400 rows does, and what it saves is a twentieth at least."""
+_PACKED_OUTPUTS = 1024  # of a drawn one
 _COMPARED_ROWS = (8, 72, 1024)  # oneDNN has other loops for few rows, for some, and for many
 _BLOCKS = (192, 256, 384, 512, 768, 1024, 2048)  # of columns: MKL's is 192, oneDNN's 1,024 with AVX2
 _TRIED_OUTPUTS = 96
@@ -195,11 +196,12 @@ class MatrixProduct:
     def keeps_bits_packed(self) -> bool:
         """Whether a product of this shape has the same bits with its matrix ``packed``, found out once.
 
-        Cost, the first time: some products with a drawn matrix of as many outputs, and with this one.
+        Cost, the first time: some products with a drawn matrix of 1,024 outputs at most, and with this one.
         """
         key = ("packed", self.weight.dtype, *self.weight.shape, self.bias is not None, *_here())
         if key not in _KEPT:
-            numbers = _telling_numbers(max(_COMPARED_ROWS), *self.weight.shape)
+            outputs, columns = self.weight.shape
+            numbers = _telling_numbers(max(_COMPARED_ROWS), min(outputs, _PACKED_OUTPUTS), columns)
             x, weight, bias = (each.to(self.weight.dtype) for each in numbers)
             drawn = MatrixProduct(weight, None if self.bias is None else bias, is_onednn=True)
             _KEPT[key] = all(product._keeps_bits_of(x) for product in (drawn, self))
