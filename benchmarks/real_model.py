@@ -1,7 +1,7 @@
 """A language model on published data: the studies of docs/findings.md, and this engine beside others on their prompts.
 
     python benchmarks/real_model.py write --model GEMMA --ag-news test.csv --gsm8k FOLDER --work WORK
-    iclperm run WORK/sensitivity.yaml --out WORK/sensitivity    # so, too, curve, selection, gsm8k; then iclperm report
+    iclperm run WORK/sensitivity.yaml --out WORK/sensitivity  # so over_k, curve, selection, gsm8k; then iclperm report
     python benchmarks/real_model.py exact --work WORK           # of a small curve, held against float64
     python benchmarks/real_model.py search --work WORK          # a whole search, from its stored answers: no model
     python benchmarks/real_model.py bench --work WORK           # alone on the machine
@@ -39,6 +39,14 @@ AG_NEWS = {
     "sensitivity": {"kind": "sensitivity", "sets": 10, "permutations": 10, "shots": 8, "queries": 256},
     "curve": {"kind": "curve", "sets": 5, "permutations": 8, "shots": [0, 1, 2, 4, 8, 16], "queries": 256},
     "selection": {"kind": "selection", "sets": 3, "permutations": 8, "shots": 8, "queries": 64, "dev_queries": 64},
+    "over_k": {
+        "kind": "sensitivity",
+        "sets": 10,
+        "permutations": 10,
+        "shots": [2, 4, 8],
+        "resample": "per_k",
+        "queries": 128,
+    },
     "zero": {"kind": "sensitivity", "sets": 1, "permutations": 1, "shots": 0, "queries": 300},
     "search": {"kind": "search", "sets": 5, "permutations": 64, "shots": 8, "queries": 300, "dev_queries": 600},
 }

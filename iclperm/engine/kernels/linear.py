@@ -37,7 +37,7 @@ FEWEST_ENTRIES = 1 << 17
 """Of a matrix; a smaller one lies in the caches as MKL wants it, which is up to twice as fast there."""
 FEWEST_PACKED_ENTRIES = 1 << 16
 """Of a matrix that is laid out once; a smaller one is so in no time."""
-PACKED_ROWS = 4096
+PACKED_ROWS = 2048
 """What laying a matrix out takes, a product of 100 to 400 rows does, and what it saves is a twentieth at least."""
 _PACKED_OUTPUTS = 1024  # of a drawn one
 _COMPARED_ROWS = (8, 72, 1024)  # oneDNN has other loops for few rows, for some, and for many
