@@ -18,7 +18,7 @@ VARIABLES: Mapping[str, str] = {
     # oneDNN and torch keep the code of every product's shape, half a megabyte each, 1024 by default.
     "ONEDNN_PRIMITIVE_CACHE_CAPACITY": "128",
     "LRU_CACHE_CAPACITY": "128",
-    # glibc hands a layer's memory back and fetches it anew, page by page, for the next: 3-15 % of the time. Kept are all
+    # glibc hands a layer's memory back and fetches it anew, page by page, for the next: 3-15 % of the time. Kept are
     # tensors up to 16 MiB; larger ones, of changing sizes, would cut up the heap (logits of many ids).
     "MALLOC_MMAP_THRESHOLD_": str(_OWN_PAGES),
     "MALLOC_TRIM_THRESHOLD_": str(_KEPT),

@@ -49,6 +49,5 @@ class Calls:
                 report.looked_up_tokens,
             )
             report.progress, self.last = None, report
-            model.copied.forget()
             with self._lock:
                 self.totals.add(report)

@@ -437,8 +437,9 @@ def _run(
             texts = _attempt(decoder, work, report)
             if texts is None:
                 decoder = None
-                limit.shrink(fitted)
-                report.num_splits += 1
+                if not model.copied.give_up():
+                    limit.shrink(fitted)
+                    report.num_splits += 1
                 model.release_cached_memory()
         yield texts
 

@@ -67,8 +67,7 @@ class Engine:
     computed again, whichever is expected to be faster (``fitted``). Where memory runs out even so, packs are halved for
     the rest of the engine's life if that cannot change a bit (``row_invariant``), else OutOfMemory names a size to
     start anew with. Decoder layers of our own stand in for those of the architectures they know;
-    ``layers="transformers"`` forgoes that. ``plain=True`` serves any architecture prompt by prompt instead, at the full
-    cost.
+    ``layers="transformers"`` forgoes that. ``plain=True`` serves any architecture, each prompt by itself.
     """
 
     def __init__(
@@ -109,7 +108,7 @@ class Engine:
         if self._memory_budget is not None:
             pack_tokens = min(pack_tokens, self._sizes.most_pack_tokens(self._memory_budget))
         self._limits = {"pack_tokens": pack_tokens, "unit_tokens": unit_tokens}
-        self._model.copied.is_on = self._sizes.copied > 0
+        self._model.copied.is_on = 0 < self._sizes.copied <= memory.free_bytes(self._model.device) // 4
         self._encoder = Encoder(tokenizer, self._model.config)
 
     @classmethod

@@ -198,8 +198,9 @@ def _attempt(
     except Exception as error:
         if not is_out_of_memory(error):
             raise
-        limit.shrink(plan, unit, largest)
-        cost.num_splits += 1
+        if not model.copied.give_up():
+            limit.shrink(plan, unit, largest)
+            cost.num_splits += 1
         return None
     finally:
         report.open_unit = None

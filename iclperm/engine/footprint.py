@@ -318,8 +318,7 @@ class Sizes:
         if self.is_host or self.dense is not None:
             return DEFAULT_PACK_TOKENS
         left = _USED_SHARE * device_bytes - self.weights
-        a_row = self.layer + self.num_inner * self.inner
-        return next((size for size in _GPU_PACKS if 4 * size * a_row <= left), DEFAULT_PACK_TOKENS)
+        return next((size for size in _GPU_PACKS if 4 * size * self._a_row <= left), DEFAULT_PACK_TOKENS)
 
     def most_pack_tokens(self, budget: int) -> int:
         """Tokens whose activations are within ``budget`` bytes beside the weights; whatever the plan, no more are.
@@ -331,7 +330,12 @@ class Sizes:
                 f"memory_budget is {budget} bytes ({bytes_in_words(budget)}), but the weights alone take "
                 f"{self.weights} ({bytes_in_words(self.weights)}); raise it, or use a smaller model or dtype"
             )
-        return whole_rows((budget - self.weights) // self.layer, self.device)
+        return whole_rows((budget - self.weights) // self._a_row, self.device)
+
+    @property
+    def _a_row(self) -> int:
+        """What every row of a pack takes, however many there are."""
+        return self.layer + (self.num_inner * self.inner if self.most_inner is None else 0)
 
     def fitted(self, plan: Plan, budget: int | None) -> Plan:
         """The plan in the largest packs, up to its own, that the layers take and whose footprint is within ``budget``

@@ -23,6 +23,7 @@ from iclperm.engine.kernels.linear import MatrixProduct
 from iclperm.engine.kernels.rowwise import CentredNorm, RmsNorm, RowNorm
 from iclperm.engine.kernels.rule import AttentionRule
 from iclperm.engine.kernels.triton_launch import may_launch
+from iclperm.engine.shapes import padded_rows
 from iclperm.engine.twin import all_modules
 
 _CPU_DTYPES = (torch.float32, torch.bfloat16)
@@ -194,7 +195,9 @@ def _together(x: torch.Tensor, width: int) -> Iterator[slice]:
 
 def rows_at_once(inner_bytes: int) -> tuple[int, int]:
     """Of a pack on a CPU, that go through an MLP together if it makes so many bytes of a row; and of its last rows."""
-    usual = max(_FEWEST_AT_ONCE, _INNER_BYTES // inner_bytes // _FEWEST_AT_ONCE * _FEWEST_AT_ONCE)
+    step = _FEWEST_AT_ONCE
+    least = -(-2 * padded_rows(1, torch.device("cpu")) // step) * step  # half of it are enough for all threads
+    usual = max(least, _INNER_BYTES // inner_bytes // step * step)
     return usual, usual + usual // 2
 
 

@@ -258,6 +258,7 @@ class TreeModel(PlainModel):
                     yield condition
         finally:
             self._is_fused, self._running, self._ran = before
+            self.copied.forget()
 
     @property
     def condition(self) -> object:
@@ -276,7 +277,6 @@ class TreeModel(PlainModel):
     def _known(self) -> Condition:
         roots, known = self._roots(), self._condition
         if known is None or not known.holds(roots):
-            self.copied.forget()
             self._condition = known = Condition(roots, known)
         return known
 

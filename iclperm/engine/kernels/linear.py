@@ -15,7 +15,7 @@ from __future__ import annotations
 import platform
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import cache, cached_property
+from functools import cache, cached_property, partial
 from typing import TypeAlias
 
 import numpy as np
@@ -25,6 +25,7 @@ from torch import nn
 from iclperm import _core
 from iclperm.engine.kernels.attention import as_numpy
 from iclperm.engine.shapes import padded_rows
+from iclperm.errors import is_out_of_memory
 
 _X86 = ("x86_64", "AMD64")
 _Key: TypeAlias = tuple[int, tuple[int, ...], tuple[int, ...]]
@@ -40,6 +41,7 @@ FEWEST_PACKED_ENTRIES = 1 << 16
 PACKED_ROWS = 2048
 """What laying a matrix out takes, a product of 100 to 400 rows does, and what it saves is a twentieth at least."""
 _PACKED_OUTPUTS = 1024  # of a drawn one
+_COMPARED_BYTES = 32 << 20  # that a product gives, of whatever many outputs
 _COMPARED_ROWS = (8, 72, 1024)  # oneDNN has other loops for few rows, for some, and for many
 _BLOCKS = (192, 256, 384, 512, 768, 1024, 2048)  # of columns: MKL's is 192, oneDNN's 1,024 with AVX2
 _TRIED_OUTPUTS = 96
@@ -79,6 +81,10 @@ def few_packed_rows() -> int:
     return few_rows() // 4
 
 
+def _fill_registers(num_rows: int) -> bool:
+    return num_rows <= few_packed_rows() and num_rows % _REGISTER_ROWS == 0
+
+
 @dataclass(frozen=True)
 class SumOrder:
     """How a product is added up: chains over ``block`` columns, one after the other, the bias first or last."""
@@ -91,25 +97,26 @@ class OutputRoom:
     """Memory that products of few rows are written to, one after the other: fresh pages cost a fifth of a head's."""
 
     def __init__(self) -> None:
-        self._bytes = torch.empty(0, dtype=torch.uint8)
+        self._bytes = torch.empty(0, dtype=torch.uint8, device="cpu")
 
     def of(self, num_rows: int, num_outputs: int, dtype: torch.dtype) -> torch.Tensor:
         """[num_rows, num_outputs] of ``dtype``, in place of what was there."""
         size = num_rows * num_outputs * dtype.itemsize
         if self._bytes.numel() < size:
-            self._bytes = torch.empty(0, dtype=torch.uint8)  # first, so that both never exist
-            self._bytes = torch.empty(size, dtype=torch.uint8)
+            self._bytes = torch.empty(0, dtype=torch.uint8, device="cpu")  # first, so that both never exist
+            self._bytes = torch.empty(size, dtype=torch.uint8, device="cpu")
         return self._bytes[:size].view(dtype).view(num_rows, num_outputs)
 
 
 class PackedWeights:
     """Second copies of matrices, as oneDNN lays them out, each made once ``PACKED_ROWS`` rows have met its matrix.
 
-    They are of weights that nobody writes to before ``forget``. ``is_on``: whether any is made.
+    They are kept while a model is attached: for a unit of work, in which nobody writes to its weights. ``is_on``:
+    whether any is made.
     """
 
     def __init__(self) -> None:
-        self.is_on = False
+        self.is_on = self._has_made = False
         self._rows: dict[_Key, int] = {}
         self._copies: dict[_Key, torch.Tensor | None] = {}
 
@@ -117,17 +124,29 @@ class PackedWeights:
         """The weights may be others from now on."""
         self._rows, self._copies = {}, {}
 
+    def give_up(self) -> bool:
+        """Make none any more, as memory ran out; whether that leaves more of it than before."""
+        had_any, self.is_on, self._has_made = self._has_made, False, False
+        self.forget()
+        return had_any
+
     def of(self, product: MatrixProduct, num_rows: int) -> torch.Tensor | None:
         """That of a product's matrix, which so many rows meet; None as long as there is none."""
-        key = product.packed_key
+        key, rows, copies = product.packed_key, self._rows, self._copies
         if not self.is_on or key is None:
             return None
-        if key not in self._copies:
-            self._rows[key] = rows = self._rows.get(key, 0) + num_rows
-            if rows < PACKED_ROWS:
+        if key not in copies:
+            rows[key] = rows.get(key, 0) + num_rows
+            if rows[key] < PACKED_ROWS:
                 return None
-            self._copies[key] = product.packed() if product.keeps_bits_packed else None
-        return self._copies[key]
+            try:
+                copies[key] = product.packed() if product.keeps_bits_packed else None
+                self._has_made |= copies[key] is not None
+            except Exception as error:
+                if not is_out_of_memory(error):
+                    raise
+                copies[key] = None  # it does without
+        return copies[key]
 
 
 @dataclass(frozen=True)
@@ -162,13 +181,12 @@ class MatrixProduct:
     def __call__(self, x: torch.Tensor, room: OutputRoom | None = None) -> torch.Tensor:
         """Of x [M, H]; where our kernel runs, in the ``room`` if one is given."""
         num_rows = x.shape[0]
-        copy = None if self.copied is None else self.copied.of(self, num_rows)
-        if copy is None or room is not None:  # what oneDNN gives takes new pages, which cost more than it saves
-            is_few = num_rows <= few_rows()
-        else:
-            is_few = num_rows <= few_packed_rows() and num_rows % _REGISTER_ROWS == 0
-        if is_few and (order := self.order) is not None:
+        order = self.order if num_rows <= few_rows() else None
+        if order is not None and room is not None:  # what oneDNN gives takes new pages, which cost more than it saves
             return self.in_order(x, order, room)
+        copy = None if self.copied is None else self.copied.of(self, num_rows)
+        if order is not None and (copy is None or _fill_registers(num_rows)):
+            return self.in_order(x, order)
         return self.by_library(x, copy)
 
     def by_library(self, x: torch.Tensor, copy: torch.Tensor | None = None) -> torch.Tensor:
@@ -198,7 +216,8 @@ class MatrixProduct:
 
         Cost, the first time: some products with a drawn matrix of 1,024 outputs at most, and with this one.
         """
-        key = ("packed", self.weight.dtype, *self.weight.shape, self.bias is not None, *_here())
+        layout = (self.weight.dtype, *self.weight.shape, *self.weight.stride(), self.bias is not None)
+        key = (*layout, *_here())
         if key not in _KEPT:
             outputs, columns = self.weight.shape
             numbers = _telling_numbers(max(_COMPARED_ROWS), min(outputs, _PACKED_OUTPUTS), columns)
@@ -209,8 +228,12 @@ class MatrixProduct:
 
     @torch.inference_mode()
     def _keeps_bits_of(self, x: torch.Tensor) -> bool:
-        copy = self.packed()
-        return all(torch.equal(self.by_library(x[:rows], copy), self.by_library(x[:rows])) for rows in _COMPARED_ROWS)
+        copy, a_row = self.packed(), self.weight.shape[0] * x.element_size()
+        return all(
+            torch.equal(self.by_library(x[:rows], copy), self.by_library(x[:rows]))
+            for rows in _COMPARED_ROWS
+            if rows * a_row <= _COMPARED_BYTES or rows == _COMPARED_ROWS[0]
+        )
 
     def in_order(self, x: torch.Tensor, order: SumOrder, room: OutputRoom | None = None) -> torch.Tensor:
         """Of x [M, H], by our kernel for few rows."""
@@ -275,7 +298,9 @@ class MatrixProduct:
         if len(fitting) != 1:
             return None
         (found,) = fitting
-        x = torch.randn(num_rows, num_columns, generator=torch.Generator().manual_seed(1)).to(x.dtype)
+        x = torch.randn(num_rows, num_columns, generator=torch.Generator("cpu").manual_seed(1), device="cpu").to(
+            x.dtype
+        )
         return found if torch.equal(self.in_order(x, found), self.by_library(x)) else None
 
 
@@ -285,13 +310,13 @@ def _telling_numbers(num_rows: int, num_outputs: int, num_columns: int) -> tuple
     Every product of a column is taken back by that of another one, so that what is left of a sum is how it was rounded
     on the way; the bias is no larger than that.
     """
-    generator = torch.Generator().manual_seed(0)
-    half, place = num_columns // 2, torch.randperm(num_columns, generator=generator)
-    x = torch.randn(num_rows, num_columns, generator=generator)
-    weight = torch.randn(num_outputs, num_columns, generator=generator)
+    generator = torch.Generator("cpu").manual_seed(0)
+    drawn = partial(torch.randn, generator=generator, device="cpu")  # whatever device is the default one
+    half, place = num_columns // 2, torch.randperm(num_columns, generator=generator, device="cpu")
+    x, weight = drawn(num_rows, num_columns), drawn(num_outputs, num_columns)
     x[:, place[half : 2 * half]] = x[:, place[:half]]
     weight[:, place[half : 2 * half]] = -weight[:, place[:half]]
-    return x, weight, 1e-6 * torch.randn(num_outputs, generator=generator)
+    return x, weight, 1e-6 * drawn(num_outputs)
 
 
 def _here() -> tuple[object, ...]:
