@@ -27,7 +27,7 @@ from iclperm.engine.shapes import padded_rows
 from iclperm.engine.twin import all_modules
 
 _CPU_DTYPES = (torch.float32, torch.bfloat16)
-_INNER_BYTES, _FEWEST_AT_ONCE = 8 << 20, 256
+_INNER_BYTES, _FEWEST_AT_ONCE = 8 << 20, 512  # of fewer rows large matrices would come from memory too often
 _MET: dict[type[nn.Module], Callable[..., Any]] = {}  # what classes of modules ran when they were first met
 
 
