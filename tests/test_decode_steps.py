@@ -175,17 +175,9 @@ def made(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return events
 
 
-def tree_model(engine: Engine) -> TreeModel:
-    """The engine's model, in nothing that stands in on a CPU alone."""
-    model = engine._model
-    assert isinstance(model, TreeModel)
-    model._row_wise_overrides = list  # type: ignore[method-assign]
-    return model
-
-
 def recorded(engine: Engine) -> RecordedLink:
     """From now on the engine's device goes on by itself."""
-    link = tree_model(engine).link = RecordedLink()
+    link = engine._model.link = RecordedLink()
     return link
 
 
@@ -202,7 +194,6 @@ def test_steps_of_the_same_rows_are_made_on_the_device(
     model, prompts, num_new = ZOO[name].build(), branching_prompts()[2:5], 7
     waits = watch(monkeypatch, "stage", "go_on", "run", "choose")
     engine = on_triton(model)
-    tree_model(engine)
     with ended_by(model, NEVER):
         with monkeypatch.context() as patch:
             patch.setattr(Decoder, "_goes_on", lambda self, step: False)
@@ -233,7 +224,6 @@ def test_rows_that_end_while_the_next_step_runs_are_counted(made: list[str], mon
     watch(monkeypatch)
     engine = on_triton(model)
     limit_rows(engine, 4)
-    tree_model(engine)
     with ended_by(model, ends_of_many_lengths(model, prompts, 8)):
         expected = engine.generate(prompts, max_new_tokens=8)
         assert engine.report.discarded_tokens == 0
@@ -256,7 +246,6 @@ def test_a_row_without_a_number_ends_while_the_next_step_runs(monkeypatch: pytes
         embedding.weight[first[1].token] = torch.nan
     watch(monkeypatch)
     engine = on_triton(model)
-    tree_model(engine)
     expected = engine.generate(prompts, max_new_tokens=6)
     recorded(engine)
     found = engine.generate(prompts, max_new_tokens=6)

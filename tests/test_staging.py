@@ -22,6 +22,7 @@ from zoo import ZOO
 
 from iclperm.engine import Engine, executor, plan_product
 from iclperm.engine.kernels import linear, rowwise
+from iclperm.engine.kernels.linear import PackedWeights
 from iclperm.engine.link import Array, DeviceLink
 from iclperm.engine.model import TreeModel
 
@@ -157,6 +158,8 @@ def watch(monkeypatch: pytest.MonkeyPatch, *steps: str) -> list[str]:
     for step in steps:
         monkeypatch.setattr(TreeModel, step, watching(getattr(TreeModel, step), said))
     monkeypatch.setattr(linear, "FEW_ROWS", 0)  # the library multiplies on a device
+    monkeypatch.setattr(TreeModel, "_row_wise_overrides", lambda model: [])  # which stand in on a CPU alone
+    monkeypatch.setattr(PackedWeights, "of", lambda *_: None)  # as are these
     monkeypatch.setattr(rowwise, "runs_triton", lambda x: True)
     return said
 
@@ -184,7 +187,6 @@ def plan_of_packs() -> Any:
 def test_a_pack_is_one_upload_and_is_read_when_the_next_one_runs(name: str, layers: str, waits: list[str]) -> None:
     plan, model = plan_of_packs(), ZOO[name].build()
     engine = Engine(model, attention="triton", self_check=False)
-    engine._model._row_wise_overrides = list  # type: ignore[method-assign]  # which stand in on a CPU alone
     expected = [result.logprob for result in engine.execute(plan)]
     waits.clear()  # where a device does not go on by itself, waiting costs nothing
     link = engine._model.link = RecordedLink()
@@ -216,7 +218,6 @@ def test_ways_of_waiting_are_seen(wait: Any, name: str, waits: list[str], monkey
     run = TreeModel.run
     monkeypatch.setattr(TreeModel, "run", lambda model, tree: wait(run(model, tree)))  # outside what is watched of it
     engine = Engine(ZOO["llama"].build(), attention="triton", self_check=False)
-    engine._model._row_wise_overrides = list  # type: ignore[method-assign]
     engine._model.link = RecordedLink()
     list(engine.execute(plan_of_packs()))
     assert {*waits} == {name}
@@ -228,7 +229,6 @@ def test_memory_that_runs_out_behind_an_unread_pack_costs_no_answer(
     """The unit starts again in smaller packs while a result of the first try is still on its way."""
     engine = Engine(ZOO["llama"].build(), attention="triton", self_check=False)
     engine.row_invariant = True
-    engine._model._row_wise_overrides = list  # type: ignore[method-assign]
     expected = [result.logprob for result in engine.execute(plan_of_packs())]
     link = engine._model.link = RecordedLink()
     run, failed = TreeModel.run, list[int]()
@@ -248,7 +248,6 @@ def test_memory_that_runs_out_behind_an_unread_pack_costs_no_answer(
 
 def test_a_call_that_is_left_early_leaves_nothing_behind(waits: list[str]) -> None:
     engine = Engine(ZOO["llama"].build(), attention="triton", self_check=False)
-    engine._model._row_wise_overrides = list  # type: ignore[method-assign]
     engine._model.link = RecordedLink()
     plan = plan_of_packs().repacked(8)
     first = next(iter(engine.execute(plan)))

@@ -27,7 +27,7 @@ IN_FULL = ("sensitivity", "search", "transfer", "curve", "selection", "convergen
 _DIGEST = re.compile(r"\b[0-9a-f]{64}\b")
 _ITEM = re.compile(r"(items/\d{6})-[0-9a-f]{16}")
 _RULE = re.compile("[─━]+")
-_MEMORY = re.compile(r"^memory .*?in packs of", re.MULTILINE | re.DOTALL)  # what the heap and threads need
+_MEMORY = re.compile(r"^memory .*?in\s+packs\s+of\s+(\d+)\s+tokens", re.MULTILINE | re.DOTALL)  # a machine's
 _NUMBER = re.compile(r"[-+]?\d[\d,]*(?:\.(\d+))?")
 _IN_FULL = 5
 """Decimals from which a number is not rounded for a reader, and its last digits are those of a machine."""
@@ -89,7 +89,7 @@ def portable(value: Any, key: str = "") -> Any:
             value = _told(value, is_whole=key in IN_FULL)
         return {name: portable(entry, name) for name, entry in value.items() if name != "memory"}
     if is_text(value):
-        text = _MEMORY.sub("memory ... in packs of", "\n".join(value))
+        text = _MEMORY.sub(r"memory ... in packs of \1 tokens", "\n".join(value))
         value = [" ".join(_RULE.sub("─", line).split()) for line in text.splitlines()]
     if isinstance(value, list):
         return [portable(entry) for entry in value]
