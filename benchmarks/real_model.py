@@ -43,7 +43,7 @@ AG_NEWS = {
         "kind": "sensitivity",
         "sets": 10,
         "permutations": 10,
-        "shots": [2, 4, 8],
+        "shots": [4, 8, 16],
         "resample": "per_k",
         "queries": 128,
     },

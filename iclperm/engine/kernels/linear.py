@@ -237,7 +237,8 @@ class MatrixProduct:
 
     def in_order(self, x: torch.Tensor, order: SumOrder, room: OutputRoom | None = None) -> torch.Tensor:
         """Of x [M, H], by our kernel for few rows."""
-        out = (room or OutputRoom()).of(x.shape[0], self.weight.shape[0], x.dtype)
+        num_rows, num_outputs = x.shape[0], self.weight.shape[0]
+        out = x.new_empty(num_rows, num_outputs) if room is None else room.of(num_rows, num_outputs, x.dtype)
         weight, bias = self._arrays
         _core.thin_product(
             as_numpy(x),
