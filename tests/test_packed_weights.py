@@ -204,6 +204,24 @@ def test_weights_written_to_while_another_call_is_open_are_seen(small: None, mul
 
 
 @packs
+def test_weights_written_to_are_seen_by_a_call_within_a_call(small: None, multiplied: list[bool]) -> None:
+    model = ZOO["llama"].build().to(DTYPES[0])
+    engine = Engine(model, pack_tokens=64)
+    contexts = [[5, 6, 7, 8, 9 + i, *range(10, 60)] for i in range(6)]
+    asked_for = contexts, [[12 + i, 13] for i in range(5)], [[14], [15, 16]]
+    within: list[np.ndarray] = []
+
+    def write_and_ask(*_: Any) -> None:
+        if any(multiplied) and not within:
+            assert engine._model.copied._copies, "the call that this is within has none"
+            model.model.layers[0].mlp.down_proj.weight.data[3, 5] += 100.0
+            within.append(engine.score(*asked_for))
+
+    engine.score(*asked_for, progress=write_and_ask)
+    np.testing.assert_array_equal(*within, Engine(model).score(*asked_for))
+
+
+@packs
 def test_what_our_kernel_multiplies_in_a_room_is_not_copied() -> None:
     copied = PackedWeights()
     copied.is_on = True

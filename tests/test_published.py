@@ -167,6 +167,13 @@ def test_a_damaged_row_is_named(tmp_path: Path, rows: list[Any], message: str) -
         Task.load("ag_news", tmp_path).examples("train")
 
 
+@pytest.mark.parametrize("content", ["", "9,A title,A text\n", ",A title,A text\n", "class,title,text\n1,A,B\n"])
+def test_a_file_that_does_not_begin_as_published_is_named(content: str, tmp_path: Path) -> None:
+    (tmp_path / "test.csv").write_text(content)
+    with pytest.raises(DataError, match=r"description\), as which test.csv here does not begin; of one file"):
+        Task.load("ag_news", tmp_path)
+
+
 def test_what_was_looked_for_is_named(tmp_path: Path) -> None:
     (tmp_path / "notes.txt").write_text("nothing")
     theirs = r"train.csv and test.csv without a line of names \(class 1 to 4, title, description\)"

@@ -218,6 +218,9 @@ def found_in(folder: Path, declared: Dataset, task: str = "") -> Dataset:
             as_published = f", or the files of {declared.dataset} as they are there" if declared.dataset else ""
             if task in FORMS:
                 as_published += f", or what its authors publish, {FORMS[task].looked_for}"
+                there = (Path(path) for paths in files.values() for path in paths or ())
+                if (other := next((path for path in there if not FORMS[task].is_one(path)), None)) is not None:
+                    as_published += f", as which {other.name} here does not begin"
             raise DataError(
                 f"{folder}: holds no {split} data; add {split}.csv, or another of {', '.join(SUFFIXES)}{as_published}; "
                 "of one file alone make a task: iclperm tasks new --from FILE"
