@@ -91,6 +91,23 @@ def test_shapes_of_models_keep_their_bits(shape: tuple[int, int], dtype: torch.d
 
 
 @packs
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_a_matrix_with_gaps_between_its_rows_is_torchs_to_multiply(dtype: torch.dtype) -> None:
+    module = drawn(64, 48, dtype)
+    for weight, is_onednn in (
+        (torch.randn(64, 48).to(dtype), True),
+        (torch.randn(48, 64).to(dtype).T, True),
+        (torch.randn(64, 51).to(dtype)[:, 1:49], False),
+    ):
+        module.weight = nn.Parameter(weight, requires_grad=False)
+        product = MatrixProduct.of(module)
+        assert product.is_onednn is is_onednn
+        assert product.packed_key is None or is_onednn
+        x = torch.randn(16, 48).to(dtype)
+        torch.testing.assert_close(product(x), nn.functional.linear(x, module.weight), rtol=1e-2, atol=1e-1)
+
+
+@packs
 def test_a_copy_is_made_once_enough_rows_came(small: None, multiplied: list[bool]) -> None:
     copied = PackedWeights()
     product = MatrixProduct.of(drawn(64, 48, DTYPES[0], bias=True), copied=copied)

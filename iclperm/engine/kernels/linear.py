@@ -176,7 +176,9 @@ class MatrixProduct:
         bias: torch.Tensor | None = module.bias
         if outputs != _ALL:
             weight, bias = weight[outputs], None if bias is None else bias[outputs]
-        return cls(weight, bias, uses_onednn(weight.device, weight.dtype, is_head=is_head), copied)
+        is_dense = weight.is_contiguous() or weight.T.is_contiguous()  # else oneDNN takes a thousand times as long
+        is_onednn = is_dense and uses_onednn(weight.device, weight.dtype, is_head=is_head)
+        return cls(weight, bias, is_onednn, copied)
 
     def __call__(self, x: torch.Tensor, room: OutputRoom | None = None) -> torch.Tensor:
         """Of x [M, H]; where our kernel runs, in the ``room`` if one is given."""
