@@ -209,3 +209,11 @@ def test_what_the_check_holds_in_float32_is_forecast() -> None:
     wide, half = (Sizes.of(TreeModel(each), torch.device("cpu")) for each in (model, copy.deepcopy(model).bfloat16()))
     assert wide.widened == 0
     assert half.widened == 4 * 96 * 32
+
+
+def test_a_model_is_looked_at_as_it_is_where_it_is_computed_in_float32() -> None:
+    """Else its condition would be another one there, and hold all of its weights in float32."""
+    model = TreeModel(ZOO["llama"].build().to(torch.bfloat16))
+    known = model._known()
+    with in_float32():
+        assert model._known() is known
