@@ -134,11 +134,13 @@ class _WrittenTo:
         there = [each for each in tensors if not each.is_meta]  # offloaded ones are others after each forward pass
         self._counted = [each for each in there if not each.is_inference()]
         self._stored = [each for each in there if each.layout == torch.strided]
-        self._samples = [sample for each in self._stored if (sample := _sample(each.detach())) is not None]
-        self.numbers = self._now()
+        with torch._C.DisableTorchFunction():  # as they are, also where half precision is computed in float32
+            self._samples = [sample for each in self._stored if (sample := _sample(each.detach())) is not None]
+            self.numbers = self._now()
 
     def is_changed(self) -> bool:
-        return self._now() != self.numbers
+        with torch._C.DisableTorchFunction():
+            return self._now() != self.numbers
 
     def _now(self) -> tuple[int, list[int], list[bytes]]:
         return (

@@ -277,9 +277,8 @@ class TreeModel(PlainModel):
 
     def _known(self) -> Condition:
         roots, known = self._roots(), self._condition
-        with torch._C.DisableTorchFunction():  # looked at as they are, also where half precision computes in float32
-            if known is None or not known.holds(roots):
-                self._condition = known = Condition(roots, known)
+        if known is None or not known.holds(roots):
+            self._condition = known = Condition(roots, known)
         return known
 
     def _roots(self) -> list[nn.Module]:
