@@ -10,9 +10,10 @@ for vLLM, which has its own (made by ``iclperm bench --prepare vllm``) and is le
 say the same first: where two texts part, both next tokens must lie within 1e-3 nats (bfloat16: .1) in plain
 transformers, else seconds are told but no ratio. Medians of ``--repeats`` passes after that ``first`` one, in which our
 engine checks itself (nobody's loading is in it); if transformers takes more than two minutes for the first pass, that
-is its figure. One more pass of ours tells what its matrix products take, and what
-the fastest ones known here would take at those numbers of rows (`_products.py`). Transformers' continuous batching
-multiplies the queries of all rows with the keys of all, so it is asked for the first 64 texts, and its time scaled.
+is its figure. One more pass of ours tells what its matrix products and its attention take, what the fastest products
+known here would take at those numbers of rows (`_products.py`), and, as ``bound``, what a pass would whose attention
+ran at their rate and that did nothing else. Transformers' continuous batching multiplies the queries of all rows with
+the keys of all, so it is asked for the first 64 texts, and its time scaled.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ import statistics
 import subprocess
 import sys
 import time
+from collections import defaultdict
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from pathlib import Path
@@ -191,6 +193,7 @@ def asked_for(name: str, arguments: Any) -> tuple[Path, Any, int]:
 
 def measure(name: str, arguments: Any) -> list[dict[str, Any]]:
     from _products import Products
+    from time_by_kernel import Spent, clocked
     from transformers import AutoModelForCausalLM
 
     from iclperm.bench.environments import ENVIRONMENTS
@@ -227,8 +230,8 @@ def measure(name: str, arguments: Any) -> list[dict[str, Any]]:
             for key in repeated:
                 taken = timed(key, contenders[key], shares[key])[1]
                 seconds[key] = [taken] if number == 0 else [*seconds[key], taken]
-        products = Products()
-        with products.recorded():
+        products, spent = Products(), defaultdict[str, Spent](Spent)
+        with clocked(spent, products):
             run()
     about = {"model": name, "dtype": arguments.dtype, "prompts": len(prompts), "new tokens": num_new}
     num_tokens = len(prompts) * num_new
@@ -241,6 +244,8 @@ def measure(name: str, arguments: Any) -> list[dict[str, Any]]:
     fastest = sum(taken for taken, _ in products.fastest().values())
     rows[0] |= {"products": sum(products.seconds.values()), "fastest products": fastest}
     rows[0]["of the fastest products"] = statistics.median(seconds["iclperm"]) / fastest
+    attention, operations = spent["tree_attention"], sum(map(products.operations, products.calls))
+    rows[0] |= {"attention": attention.seconds, "bound": fastest * (1 + attention.operations / operations)}
     return rows
 
 
