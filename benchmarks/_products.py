@@ -14,7 +14,7 @@ from unittest import mock
 
 import torch
 
-from iclperm.engine.kernels.linear import MatrixProduct, uses_onednn
+from iclperm.engine.kernels.linear import JoinedProducts, MatrixProduct, uses_onednn
 
 # Rows that are measured; between them lines are straight.
 ROWS = (8, 16, 24, 32, 48, 64, 96, 128, 256, 512, 1024, 2048, 4096)
@@ -41,7 +41,7 @@ class Products:
     @contextmanager
     def recorded(self) -> Iterator[None]:
         """Within: every product of the engine's layers and head adds up here."""
-        call = MatrixProduct.__call__
+        call, joined = MatrixProduct.__call__, JoinedProducts.by_library
 
         def told(product: MatrixProduct, x: torch.Tensor, *room: Any) -> torch.Tensor:
             started = clock()
@@ -52,7 +52,19 @@ class Products:
             self.matrices[shape].setdefault(product.weight.data_ptr(), product)
             return result
 
-        with mock.patch.object(MatrixProduct, "__call__", told):
+        def told_of_joined(products: JoinedProducts, x: torch.Tensor, copy: torch.Tensor) -> torch.Tensor:
+            started = clock()
+            result = joined(products, x, copy)
+            self.seconds[products.shape] += clock() - started
+            self.calls[products.shape][x.shape[0]] += 1
+            if hash(products.packed_key) not in self.matrices[products.shape]:
+                self.matrices[products.shape][hash(products.packed_key)] = products.as_one()
+            return result
+
+        with (
+            mock.patch.object(MatrixProduct, "__call__", told),
+            mock.patch.object(JoinedProducts, "by_library", told_of_joined),
+        ):
             yield
 
     def operations(self, shape: Shape) -> float:

@@ -15,6 +15,7 @@
 #include "parallel.hpp"
 #include "plan.hpp"
 #include "prefix_tree.hpp"
+#include "retain.hpp"
 #include "rowwise.hpp"
 #include "thin_product.hpp"
 #include "tree_attention.hpp"
@@ -351,6 +352,28 @@ void tree_attention(const py::array& q, const py::array& k_new, const py::array&
   iclperm::tree_attention(call, isa, num_threads);
 }
 
+void retain_rows(const py::array& rows, py::array& pool, const Vector<std::int64_t>& begin,
+                 const Vector<std::int64_t>& end, const Vector<std::int64_t>& slot, int num_threads) {
+  const iclperm::Element element = element_of(rows, "rows");
+  const auto strides = strides_of(rows, 3, element, "rows");
+  const auto pool_strides = strides_of(pool, 3, element, "pool");
+  ICLPERM_REQUIRE(rows.shape(2) == pool.shape(2), "pool has shape " + shape_text(pool) + " and rows " +
+                                                      shape_text(rows) + "; their last axes must be equal");
+  const auto num_runs = static_cast<std::int64_t>(view(begin, "begin").size());
+  const char* per_run = "one per entry of begin";
+  const iclperm::Retained call{
+      .element_size = rows.itemsize(),
+      .head_dim = rows.shape(2),
+      .rows = {rows.data(), rows.shape(0), rows.shape(1), strides[0], strides[1]},
+      .pool = {writable(pool, "pool"), pool.shape(0), pool.shape(1), pool_strides[0], pool_strides[1]},
+      .num_runs = num_runs,
+      .begin = begin.data(),
+      .end = sized(end, num_runs, "end", per_run),
+      .slot = sized(slot, num_runs, "slot", per_run)};
+  const py::gil_scoped_release release;
+  iclperm::retain_rows(call, num_threads);
+}
+
 // The row stride of an array that has x's shape.
 std::int64_t stride_like(const py::array& array, const py::array& x, iclperm::Element element, const char* name) {
   const auto strides = strides_of(array, 2, element, name);
@@ -564,6 +587,8 @@ void bind_kernels(py::module_& module) {
              py::arg("span_offsets"), py::arg("span_source"), py::arg("span_begin"), py::arg("span_end"), py::kw_only(),
              py::arg("query_rows") = py::none(), py::arg("scaling"), py::arg("softcap") = 0.0f, py::arg("window") = 0,
              py::arg("sinks") = py::none(), py::arg("num_threads") = 1);
+  module.def("retain_rows", &retain_rows, py::arg("rows"), py::arg("pool"), py::arg("begin"), py::arg("end"),
+             py::arg("slot"), py::kw_only(), py::arg("num_threads") = 1);
   module.def("activate", &activate, py::arg("kind"), py::arg("x"), py::arg("out"), py::arg("factor") = py::none(),
              py::kw_only(), py::arg("num_threads") = 1);
   module.def("rms_norm", &rms_norm, py::arg("x"), py::arg("weight"), py::arg("out"), py::arg("sum") = py::none(),

@@ -5,6 +5,7 @@ namespace iclperm::ICLPERM_ISA {
 namespace {
 
 constexpr float LOG2_E = 1.44269504088896341f;
+constexpr float SLACK = 8.0f;
 constexpr std::int64_t NO_ROW = std::numeric_limits<std::int64_t>::min();
 constexpr std::int64_t MANY_OWN = TILE / 8;  // slots: where fewer come from memory, laying keys out is sooner done
 constexpr std::int64_t FAR = std::numeric_limits<std::int64_t>::max();
@@ -118,14 +119,19 @@ class Gather {
 
   // Where the tile lies; past the path's end, zeros.
   void find(const PathTile& tile, const T* zeros, Places<T>& places) const {
-    for (int c = 0; c < TILE; ++c) {
-      const std::int64_t row = tile.rows[c];
-      places.keys[c] = row == NO_ROW ? zeros : key_or_value(call_.k_pool, call_.k_new, row);
-      places.values[c] = row == NO_ROW ? zeros : key_or_value(call_.v_pool, call_.v_new, row);
-    }
+    find(tile, zeros, call_.k_pool, call_.k_new, places.keys);
+    find(tile, zeros, call_.v_pool, call_.v_new, places.values);
   }
 
  private:
+  void find(const PathTile& tile, const T* zeros, ConstHeadRows pool, ConstHeadRows pack, const T** places) const {
+    const T *const pooled = row_of<T>(pool, 0, kv_head_), *const packed = row_of<T>(pack, 0, kv_head_);
+    for (int c = 0; c < TILE; ++c) {
+      const std::int64_t row = tile.rows[c];
+      places[c] = row >= 0 ? pooled + row * pool.row_stride : row == NO_ROW ? zeros : packed + ~row * pack.row_stride;
+    }
+  }
+
   static bool same(const std::int64_t* a, const std::int64_t* b) { return std::memcmp(a, b, LANES * sizeof *a) == 0; }
 
   // LANES keys and values of a tile, from its c-th on.
@@ -295,10 +301,10 @@ class Lines {
     }
   }
 
-  // Scores become probabilities up to the factor exp(maximum), which moves on when the tile raises the maximum.
+  using Probability = std::conditional_t<std::is_same_v<E, Pair>, bfloat16, float>;
+
+  // Scores become probabilities up to the factor exp(maximum), which moves on where the tile is far above it.
   void soften(float* scores, Seen seen, std::int64_t line) {
-    using Probability = std::conditional_t<std::is_same_v<E, Pair>, bfloat16, float>;
-    Probability* probabilities = reinterpret_cast<Probability*>(scores);
     const std::int64_t first = seen.begin / LANES;
     const std::int64_t last = vectors(seen.end);
     if (!is_scaled_later_) {
@@ -306,33 +312,55 @@ class Lines {
         store(scores + v * LANES, capped(call_.scaling * load(scores + v * LANES), call_.softcap));
       }
     }
+    if (seen.begin % LANES != 0) hide(scores, first, seen);
+    if (seen.end % LANES != 0) hide(scores, last - 1, seen);
+    const auto soften_vectors = softening_of(static_cast<int>(last - first), Tiles{});
+    (this->*soften_vectors)(scores + first * LANES, reinterpret_cast<Probability*>(scores) + first * LANES, line);
+  }
+
+  // What is not seen of the v-th vector of scores.
+  static void hide(float* scores, std::int64_t v, Seen seen) {
+    const vint column = lane_index() + static_cast<std::int32_t>(v * LANES);
+    const vint visible =
+        (column >= static_cast<std::int32_t>(seen.begin)) & (column < static_cast<std::int32_t>(seen.end));
+    store(scores + v * LANES, select(visible, load(scores + v * LANES), splat(-INF)));
+  }
+
+  // All scores are read before a probability is written in their place.
+  template <int NUM>
+  void soften_some(const float* scores, Probability* probabilities, std::int64_t line) {
+    vfloat score[NUM];
     vfloat highest = splat(-INF);
-    for (std::int64_t v = first; v < last; ++v) {
-      vfloat score = load(scores + v * LANES);
-      if (v * LANES < seen.begin || (v + 1) * LANES > seen.end) {
-        const vint column = lane_index() + static_cast<std::int32_t>(v * LANES);
-        const vint visible =
-            (column >= static_cast<std::int32_t>(seen.begin)) & (column < static_cast<std::int32_t>(seen.end));
-        score = select(visible, score, splat(-INF));
-        store(scores + v * LANES, score);
-      }
-      highest = max(highest, score);
+#pragma GCC unroll 16
+    for (int v = 0; v < NUM; ++v) {
+      score[v] = load(scores + v * LANES);
+      highest = max(highest, score[v]);
     }
     raise_maximum(line, max_lanes(highest));
     const vfloat maximum = splat(scratch_.maxima[line]);
     vfloat sum = load(scratch_.sums + line * LANES);
-    for (std::int64_t v = first; v < last; ++v) {
-      const vfloat probability = exp2_below(to_exponent_ * (load(scores + v * LANES) - maximum));
+#pragma GCC unroll 16
+    for (int v = 0; v < NUM; ++v) {
+      const vfloat probability = exp2_below(to_exponent_ * (score[v] - maximum));
       store(probabilities + v * LANES, probability);
       sum += probability;
     }
     store(scratch_.sums + line * LANES, sum);
   }
 
-  // Not rescaling by 2^0 = 1 where the maximum stays leaves every bit as it is.
+  using Tiles = std::make_integer_sequence<int, TILE / LANES>;
+  using Softening = void (Lines::*)(const float*, Probability*, std::int64_t);
+
+  template <int... NUM>
+  static Softening softening_of(int num_vectors, std::integer_sequence<int, NUM...>) {
+    constexpr Softening by_vectors[] = {&Lines::soften_some<NUM + 1>...};
+    return by_vectors[num_vectors - 1];
+  }
+
+  // A probability may be up to 2^SLACK, so that few tiles but the first make what is summed up be scaled again.
   void raise_maximum(std::int64_t line, float highest) {
     float& maximum = scratch_.maxima[line];
-    if (!(highest > maximum)) return;
+    if (!(to_exponent_ * (highest - maximum) > SLACK)) return;
     rescale(line, exp2_below(splat(to_exponent_ * (maximum - highest))));
     maximum = highest;
   }

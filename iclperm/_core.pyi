@@ -62,6 +62,14 @@ def tree_attention(
     Cost: 4 d Hq flops for every visible pair of row and key.
     """
 
+def retain_rows(
+    rows: Elements, pool: Elements, begin: Int64s, end: Int64s, slot: Int64s, *, num_threads: int = 1
+) -> None:
+    """Rows [begin[n], end[n]) of rows [M, H, d] become slots slot[n], slot[n] + 1, ... of pool [S, H, d], for every n.
+
+    Where runs share a slot it holds the last of them.
+    """
+
 def activate(kind: str, x: Elements, out: Elements, factor: Elements | None = None, *, num_threads: int = 1) -> None:
     """An activation of x, times ``factor`` if given, on [M, N]; out may be an input. In float32 within 2e-7 |x|.
 

@@ -39,7 +39,6 @@ _LIVE_ROWS = 512
 _PACK_TOKENS = 1024
 # Context paths that the pool has room for beside the rows' own tokens: a straggler keeps its path while others go on.
 _LIVE_PATHS = 4
-_SLOTS_AT_ONCE = 16
 
 
 class Bounds(NamedTuple):
@@ -109,6 +108,7 @@ class Decoder:
         self._rows: list[LiveRow] = []  # ascending numbers
         self._opening: deque[LiveRow] = deque()  # of the rows, those whose prompt is not encoded
         self._num_filled = 0
+        self._num_missing = 0  # tokens of their prompts that are in no pack yet
         self._untimed: list[tuple[Mark, Mark]] = []  # of packs that nothing was read of since the last that was read
 
     def run(self, prompts: Iterable[list[Segment]], report: Report) -> list[Generated]:
@@ -146,25 +146,28 @@ class Decoder:
         return step
 
     def _fill(self, waiting: _Peekable) -> tuple[PackBuilder, list[LiveRow]]:
-        """The next pack, and the rows that a token is chosen for, in its order."""
+        """The next pack, and the rows that a token is chosen for, in its order.
+
+        Prompts come first, so that as many rows as may be go on together: in a pack that has room for all of them.
+        """
         builder = PackBuilder(self._limits.pack_tokens, self._num_filled)
+        while self._num_missing < builder.room and self._let_in(waiting):
+            pass
         readers = [row for row in self._rows if row.ids]
+        if self._num_missing + len(readers) > builder.room:
+            readers = []
         if self._lanes is None:
             for row in readers:
-                if not row.unused:
-                    left = self._ending.max_new_tokens - 1 - row.num_own
-                    row.own(self.slots.take(min(_SLOTS_AT_ONCE, left)))
                 builder.go_on(row)
         elif readers:
             for row in readers:
-                if row.lane < 0:  # what it may come to need is promised to it: all of it now, so that lists last
-                    row.slots = self.slots.take(self._ending.max_new_tokens - 1)
+                if row.lane < 0:
                     self._lanes.enter(row)
             builder.go_on_in_lanes(readers, self._lanes.rows(readers))
-        while builder.room and (self._opening or self._let_in(waiting)):
-            if not builder.encode(self._opening[0].path):
-                break
+        self._num_missing -= builder.room
+        while self._opening and builder.encode(self._opening[0].path):
             readers.append(self._opening.popleft())
+        self._num_missing += builder.room
         return builder, readers
 
     def _let_in(self, waiting: _Peekable) -> bool:
@@ -174,15 +177,16 @@ class Decoder:
         path = waiting.first
         own = self._ending.max_new_tokens - 1
         closed = [segment for segment in path if not segment.slots]
-        promised = sum(own - sum(end - begin for begin, end in row.slots) for row in self._rows)
-        wanted = own + sum(segment.tokens.size for segment in closed)
-        if self.slots.num_used + promised + wanted > self.kv_tokens:
+        num_closed = sum(segment.tokens.size for segment in closed)
+        if self.slots.num_used + num_closed + own > self.kv_tokens:
             return False
+        row = LiveRow(waiting.take(), path)
         for segment in closed:
             segment.slots = self.slots.take(segment.tokens.size)
-        row = LiveRow(waiting.take(), path)
+        row.slots = self.slots.take(own)
         self._rows.append(row)
         self._opening.append(row)
+        self._num_missing += num_closed
         return True
 
     def _launched(self, tree: TreeForward, readers: list[LiveRow], report: Report) -> _Step | None:
@@ -242,7 +246,7 @@ class Decoder:
         """Give a row its next token; how it ends, None if it goes on. -1 is none."""
         if self._lanes is None:
             if row.ids:
-                slot = row.unused.pop()
+                slot = row.slot(row.num_own - 1)
                 row.remember(slot, slot + 1)
             else:
                 for segment in row.path:

@@ -11,6 +11,8 @@ import numpy as np
 import torch
 from torch import nn
 
+from iclperm import _core
+from iclperm.engine.kernels.attention import NativeAttention, as_numpy
 from iclperm.engine.kernels.linear import PackedWeights
 from iclperm.engine.kernels.live import LiveSlots
 from iclperm.engine.kernels.rule import AttentionRule, LayerStates, PackAttention
@@ -117,15 +119,10 @@ class RetainedRows:
     """Rows of a pack that go to pool slots, and these, int64 [r] each: run after run."""
 
     def arrays(self, tables: PackTables) -> tuple[Array, ...]:
-        runs = _runs(tables.pack)
-        rows = [np.arange(begin, end) for begin, end, _ in runs]
-        slots = [np.arange(slot, slot + end - begin) for begin, end, slot in runs]
-        return (np.concatenate(rows), np.concatenate(slots)) if runs else (np.empty(0, np.int64),) * 2
-
-
-def _runs(pack: Pack) -> list[tuple[int, int, int]]:
-    """Half-open runs of rows that later packs need, and the slots that they go to from."""
-    return list(zip(pack.retain_begin.tolist(), pack.retain_end.tolist(), pack.retain_slot.tolist(), strict=True))
+        pack = tables.pack
+        rows = [np.arange(*run) for run in zip(pack.retain_begin, pack.retain_end, strict=True)]
+        slots = [np.arange(slot, slot + run.size) for run, slot in zip(rows, pack.retain_slot, strict=True)]
+        return (np.concatenate(rows), np.concatenate(slots)) if rows else (np.empty(0, np.int64),) * 2
 
 
 @dataclass
@@ -235,22 +232,23 @@ class TreeForward:
 
     def _keep(self, new: torch.Tensor, pool: torch.Tensor) -> None:
         """Copy what later packs need of ``new`` [M, Hkv, d] into ``pool`` [slots, Hkv, d]."""
+        if isinstance(self.attend, NativeAttention):
+            _core.retain_rows(
+                as_numpy(new), as_numpy(pool), *self._retained_runs, num_threads=torch.get_num_threads()
+            )
+            return
         if self.pack.retain_slot.size > _MOST_RUNS:  # where rows decode, many of one row each
             rows, slots = self.tables.of(RetainedRows(), new.device)
-            pool.index_copy_(0, slots, new[: len(rows)] if self._retains_first else new[rows])
+            pool.index_copy_(0, slots, new[rows])
             return
-        for begin, end, slot in self._retained_runs:
+        for begin, end, slot in zip(*(each.tolist() for each in self._retained_runs), strict=True):
             pool[slot : slot + end - begin] = new[begin:end]
 
     @cached_property
-    def _retained_runs(self) -> list[tuple[int, int, int]]:
-        return _runs(self.pack)
-
-    @cached_property
-    def _retains_first(self) -> bool:
-        """Whether the rows that are kept are the first ones of the pack, in their order."""
-        begin, end = self.pack.retain_begin, self.pack.retain_end
-        return bool(begin[0] == 0 and (begin[1:] == end[:-1]).all())
+    def _retained_runs(self) -> tuple[IntArray, ...]:
+        """Half-open runs of rows that later packs need, and the slots that they go to from: int64 [n] each."""
+        pack = self.pack
+        return tuple(each.astype(np.int64) for each in (pack.retain_begin, pack.retain_end, pack.retain_slot))
 
     def refuse_mask(self, module: nn.Module, mask: torch.Tensor | None) -> None:
         """Raise ModelError if a layer brings a mask of its own, which says more than the tree does."""

@@ -19,7 +19,7 @@ from torch import nn
 from iclperm.engine.families import Family, family_of, parts_of
 from iclperm.engine.forward import TreeForward
 from iclperm.engine.kernels import rowwise
-from iclperm.engine.kernels.linear import MatrixProduct
+from iclperm.engine.kernels.linear import JoinedProducts, MatrixProduct
 from iclperm.engine.kernels.rowwise import CentredNorm, RmsNorm, RowNorm
 from iclperm.engine.kernels.rule import AttentionRule
 from iclperm.engine.kernels.triton_launch import may_launch
@@ -209,6 +209,7 @@ class _LayerParts:
     q: MatrixProduct
     k: MatrixProduct
     v: MatrixProduct
+    qkv: JoinedProducts
     o: MatrixProduct
     into: list[MatrixProduct]  # of gates and of their factors, or of both; where nothing is gated, of one
     down: MatrixProduct
@@ -229,14 +230,15 @@ class _LayerParts:
     def heads(self, hidden: torch.Tensor, index: torch.Tensor | None) -> tuple[torch.Tensor, ...]:
         """q [M or R', Hq, d], k and v [M, Hkv, d] of hidden [M, H], before rotation."""
         x = hidden if self.before_attention is None else self.before_attention(hidden)
-        q, k = self.q(x if index is None else x[index]), self.k(x)
-        return self.by_head(q, self.q_norm), self.by_head(k, self.k_norm), self.by_head(self.v(x))
+        q, k, v = self.qkv(x) if index is None else (self.q(x[index]), self.k(x), self.v(x))
+        return self.by_head(q, self.q_norm), self.by_head(k, self.k_norm), self.by_head(v)
 
     def by_head(self, x: torch.Tensor, norm: RowNorm | None = None) -> torch.Tensor:
         """x [M, heads * d] as [M, heads, d], normed as the family norms queries and keys."""
         heads = x.view(x.shape[0], x.shape[1] // self.head_dim, self.head_dim)
         if norm is not None:
-            norm.in_place(heads if self.norms_heads else x)
+            for some in [x] if not self.norms_heads else [heads] if x.is_contiguous() else heads.unbind(1):
+                norm.in_place(some)
         return heads
 
     def added(self, x: torch.Tensor, norm: RowNorm | None) -> torch.Tensor:
@@ -391,6 +393,7 @@ class FusedLayer:
             q=of_q,
             k=of_k,
             v=of_v,
+            qkv=JoinedProducts((of_q, of_k, of_v), None if self._is_last else tree.copied),  # else for rows of their own
             o=product(self._output),
             into=[product(getattr(mlp, name)) for name in family.mlp.into],
             down=product(getattr(mlp, family.mlp.down)),

@@ -28,7 +28,13 @@ class Slots:
         return self._num_slots - sum(end - begin for begin, end in self._free)
 
     def take(self, count: int) -> Ranges:
-        """``count`` slots, ascending."""
+        """``count`` slots, ascending: next to each other if there is such a place, for memory gives neighbours sooner."""
+        if not count:
+            return []
+        for number, (begin, end) in enumerate(self._free):
+            if end - begin >= count:
+                self._free[number : number + 1] = [(begin + count, end)] if begin + count < end else []
+                return [(begin, begin + count)]
         taken: Ranges = []
         while count:
             begin, end = self._free.pop(0)
@@ -138,8 +144,7 @@ class LiveRow:
     is_over: bool = False
     span_begin: list[int] = field(default_factory=list)
     span_end: list[int] = field(default_factory=list)
-    slots: Ranges = field(default_factory=list)  # its own, for generated tokens
-    unused: list[int] = field(default_factory=list)  # of its own slots, the next one last
+    slots: Ranges = field(default_factory=list)  # its own, for all tokens that it may come to feed
     lane: int = -1
 
     @property
@@ -156,10 +161,13 @@ class LiveRow:
         """Positions that have a slot, used or not."""
         return self.prompt_length + sum(end - begin for begin, end in self.slots)
 
-    def own(self, slots: Ranges) -> None:
-        """Give a row more slots, whose turn it is when it has used all."""
-        self.slots += slots
-        self.unused = [slot for begin, end in reversed(slots) for slot in range(end - 1, begin - 1, -1)]
+    def slot(self, number: int) -> int:
+        """Where the keys of its ``number``-th generated token go."""
+        for begin, end in self.slots:
+            if number < end - begin:
+                return begin + number
+            number -= end - begin
+        raise IndexError(f"row {self.number} feeds more tokens than it has slots for")
 
     def remember(self, begin: int, end: int) -> None:
         """Slots ``begin:end`` hold the keys of the positions that follow."""
@@ -242,12 +250,13 @@ class PackBuilder:
         return len(self._ids)
 
     def go_on(self, row: LiveRow) -> None:
-        """Take a row's last token, whose keys and values go to the next of its unused slots."""
+        """Take a row's last token, whose keys and values go to the next of its own slots."""
         self._source += [0] * len(row.span_begin)
         self._begin += row.span_begin
         self._end += row.span_end
         self._scored.append(len(self))
-        self._visit(row.ids[-1:], row.position, [(row.unused[-1], row.unused[-1] + 1)])
+        slot = row.slot(row.num_own)
+        self._visit(row.ids[-1:], row.position, [(slot, slot + 1)])
 
     def go_on_in_lanes(self, rows: Sequence[LiveRow], live: LiveRows) -> None:
         """Take the last token of all live rows, before anything else; where their keys lie ``live`` says."""

@@ -13,8 +13,8 @@ own (csrc/thin_product.hpp) in the very order that the library was found to have
 from __future__ import annotations
 
 import platform
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Hashable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from functools import cache, cached_property, partial
 from typing import TypeAlias
 
@@ -28,7 +28,7 @@ from iclperm.engine.shapes import padded_rows
 from iclperm.errors import is_out_of_memory
 
 _X86 = ("x86_64", "AMD64")
-_Key: TypeAlias = tuple[int, tuple[int, ...], tuple[int, ...]]
+_Key: TypeAlias = tuple[Hashable, ...]
 _DTYPES = (torch.float32, torch.bfloat16)
 _ALL = slice(None)
 FEW_ROWS = 128
@@ -130,7 +130,7 @@ class PackedWeights:
         self.forget()
         return had_any
 
-    def of(self, product: MatrixProduct, num_rows: int) -> torch.Tensor | None:
+    def of(self, product: MatrixProduct | JoinedProducts, num_rows: int) -> torch.Tensor | None:
         """That of a product's matrix, which so many rows meet; None as long as there is none."""
         key, rows, copies = product.packed_key, self._rows, self._copies
         if not self.is_on or key is None:
@@ -213,13 +213,17 @@ class MatrixProduct:
         return weight.data_ptr(), tuple(weight.shape), weight.stride()
 
     @property
+    def layout(self) -> tuple[Hashable, ...]:
+        """What the library may multiply it by, beside the numbers."""
+        return self.weight.dtype, *self.weight.shape, *self.weight.stride(), self.bias is not None
+
+    @property
     def keeps_bits_packed(self) -> bool:
         """Whether a product of this shape has the same bits with its matrix ``packed``, found out once.
 
         Cost, the first time: some products with a drawn matrix of 1,024 outputs at most, and with this one.
         """
-        layout = (self.weight.dtype, *self.weight.shape, *self.weight.stride(), self.bias is not None)
-        key = (*layout, *_here())
+        key = (*self.layout, *_here())
         if key not in _KEPT:
             outputs, columns = self.weight.shape
             numbers = _telling_numbers(max(_COMPARED_ROWS), min(outputs, _PACKED_OUTPUTS), columns)
@@ -305,6 +309,91 @@ class MatrixProduct:
             x.dtype
         )
         return found if torch.equal(self.in_order(x, found), self.by_library(x)) else None
+
+
+class JoinedProducts:
+    """x [M, H] with several matrices, each product [M, N]: once they are laid out, as one, for few outputs take long.
+
+    Every bit is that of the ``products`` by themselves. Second copies are ``copied``, of all together where that can
+    be; None: they are never joined.
+    """
+
+    def __init__(self, products: Sequence[MatrixProduct], copied: PackedWeights | None) -> None:
+        can_be = all(each.packed_key is not None for each in products)
+        can_be &= len({each.bias is None for each in products}) == 1
+        self._copied = copied if can_be else None
+        self._products = products if self._copied is None else [replace(each, copied=None) for each in products]
+
+    def __call__(self, x: torch.Tensor) -> Sequence[torch.Tensor]:
+        num_rows = x.shape[0]
+        copy = None if self._copied is None or self._are_ours(num_rows) else self._copied.of(self, num_rows)
+        if copy is None:
+            return [product(x) for product in self._products]
+        return self.by_library(x, copy).split([each.weight.shape[0] for each in self._products], dim=1)
+
+    def _are_ours(self, num_rows: int) -> bool:
+        """Whether our kernel for few rows multiplies, also where matrices are laid out."""
+        return _fill_registers(num_rows) and all(product.order is not None for product in self._products)
+
+    def by_library(self, x: torch.Tensor, copy: torch.Tensor) -> torch.Tensor:
+        """All products [M, N] side by side, with the matrices as ``packed``."""
+        product: torch.Tensor = torch.ops.mkldnn._linear_pointwise(x, copy, self._bias, "none", [], "")
+        return product
+
+    @property
+    def _bias(self) -> torch.Tensor | None:
+        biases = [each.bias for each in self._products if each.bias is not None]
+        return torch.cat(biases) if biases else None
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """Outputs of all, and inputs."""
+        return sum(each.weight.shape[0] for each in self._products), self._products[0].weight.shape[1]
+
+    def as_one(self) -> MatrixProduct:
+        """The product with all matrices, in memory of its own."""
+        return MatrixProduct(torch.cat([each.weight.detach() for each in self._products]), self._bias, is_onednn=True)
+
+    def packed(self) -> torch.Tensor:
+        """The matrices as oneDNN lays them out together, which `by_library` alone can read."""
+        return self.as_one().packed()
+
+    @property
+    def packed_key(self) -> _Key:
+        """Of the memory that the matrices lie in."""
+        return tuple(product.packed_key for product in self._products)
+
+    @property
+    def keeps_bits_packed(self) -> bool:
+        """As of `MatrixProduct`, told from what the products give by themselves."""
+        layouts = tuple(product.layout for product in self._products)
+        key = (layouts, *_here())
+        if key not in _KEPT:
+            numbers = [
+                _telling_numbers(max(_COMPARED_ROWS), min(outputs, _PACKED_OUTPUTS), columns)
+                for outputs, columns in (product.weight.shape for product in self._products)
+            ]
+            dtype = self._products[0].weight.dtype
+            x = numbers[0][0].to(dtype)
+            drawn = JoinedProducts(
+                [
+                    MatrixProduct(weight.to(dtype), None if each.bias is None else bias.to(dtype), is_onednn=True)
+                    for each, (_, weight, bias) in zip(self._products, numbers, strict=True)
+                ],
+                self._copied,
+            )
+            _KEPT[key] = all(joined._keeps_bits_of(x) for joined in (drawn, self))
+        return _KEPT[key]
+
+    @torch.inference_mode()
+    def _keeps_bits_of(self, x: torch.Tensor) -> bool:
+        copy = self.packed()
+        return all(
+            torch.equal(
+                self.by_library(x[:rows], copy), torch.cat([each.by_library(x[:rows]) for each in self._products], dim=1)
+            )
+            for rows in _COMPARED_ROWS
+        )
 
 
 def _telling_numbers(num_rows: int, num_outputs: int, num_columns: int) -> tuple[torch.Tensor, ...]:
