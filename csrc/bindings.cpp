@@ -1,4 +1,5 @@
 // The only file that knows Python: checks numpy arrays, releases the GIL, turns C++ errors into iclperm's.
+// More than 600 lines because all that Python may call is here.
 #include <pybind11/numpy.h>
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>

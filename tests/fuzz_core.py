@@ -188,6 +188,22 @@ def rotate(case: Case) -> dict[str, Any]:
     }
 
 
+def retain_rows(case: Case) -> dict[str, Any]:
+    rows, slots, shape = case.count(0, 20), case.count(0, 30), (case.count(1, 4), case.count(1, 20))
+    runs = case.count(0, 6) if rows and slots else 0
+    begin = case.rng.integers(0, max(rows, 1), runs)
+    slot = case.rng.integers(0, max(slots, 1), runs)
+    kind = _kind(case)
+    return {
+        "rows": case.elements(rows, *shape, kind=kind),
+        "pool": case.elements(slots, *shape, kind=kind),
+        "begin": begin,
+        "end": np.minimum(np.minimum(begin + case.rng.integers(0, 9, runs), rows), begin + slots - slot),
+        "slot": slot,
+        "num_threads": _threads(case),
+    }
+
+
 def head_rows(case: Case) -> dict[str, Any]:
     shape, pairs = (case.count(1, 12), case.choose(1, 7, 33, 2049, 5000)), case.count(0, 20)
     return {
@@ -257,6 +273,7 @@ RECIPES: dict[str, Callable[[Case], dict[str, Any]]] = {
     "available_isas": _nothing,
     "thread_backend": _nothing,
     "tree_attention": tree_attention,
+    "retain_rows": retain_rows,
     "activate": activate,
     "rms_norm": rms_norm,
     "layer_norm": layer_norm,
@@ -275,12 +292,23 @@ RECIPES: dict[str, Callable[[Case], dict[str, Any]]] = {
 OWNERS = {"PrefixTree": _of_a_tree, "Plan": _of_a_plan}
 WRITTEN = {
     "tree_attention": ["out"], "activate": ["out"], "rms_norm": ["out", "sum"], "layer_norm": ["out", "sum"],
-    "rotate": ["x"], "thin_product": ["out"],
+    "rotate": ["x"], "retain_rows": ["pool"], "thin_product": ["out"],
 }  # fmt: skip
 """The arguments that a call writes to."""
 _WEIGHTS = {"tree_attention": 16, **dict.fromkeys(("build_tree", "build_requests", "Plan.__init__", "Plan.packs"), 8)}
 _WEIGHTS |= dict.fromkeys(
-    ("activate", "rms_norm", "layer_norm", "rotate", "head_rows", "thin_product", "Plan.held_after", "Plan.predict"), 6
+    (
+        "activate",
+        "rms_norm",
+        "layer_norm",
+        "rotate",
+        "head_rows",
+        "retain_rows",
+        "thin_product",
+        "Plan.held_after",
+        "Plan.predict",
+    ),
+    6,
 )
 
 

@@ -1,4 +1,7 @@
-"""Every error of the C++ core: how to provoke it, and its whole text. A throw in csrc/ without a row here fails."""
+"""Every error of the C++ core: how to provoke it, and its whole text. A throw in csrc/ without a row here fails.
+
+More than 600 lines because there is a row here for everything that the core refuses.
+"""
 
 import ctypes
 import mmap
@@ -106,6 +109,12 @@ def rotate(cosines: Array, sines: Array) -> None:
     _core.rotate(zeros(3, 1, 4), cosines, sines)
 
 
+def retain(**changes: object) -> None:
+    arguments: dict[str, Any] = {"rows": zeros(3, 2, 4), "pool": zeros(5, 2, 4)}
+    arguments |= {"begin": ints(0, 2), "end": ints(2, 3), "slot": ints(3, 0)}
+    _core.retain_rows(**(arguments | changes))
+
+
 def thin(**changes: object) -> None:
     arguments: dict[str, Any] = {"x": zeros(3, 4), "weight": zeros(5, 4), "out": zeros(3, 5), "block": 4}
     _core.thin_product(**(arguments | changes))
@@ -195,6 +204,11 @@ REFUSALS = {
         Refusal("query_rows has 2 axes; one is needed", lambda: attention(query_rows=ints(0, 1)[None])),
         Refusal("visit_pos has 2 axes; one is needed", lambda: attention(visit_pos=ints(9, 12)[None])),
         Refusal("span_begin has 2 axes; one is needed", lambda: attention(span_begin=ints(0, 0, 0)[None])),
+        Refusal("begin has 2 axes; one is needed", lambda: retain(begin=ints(0, 2)[None])),
+        Refusal(
+            "pool has shape (5, 2, 3) and rows (3, 2, 4); their last axes must be equal",
+            lambda: retain(pool=zeros(5, 2, 3)),
+        ),
         Refusal(
             "pair_row has 2 axes; one is needed", lambda: _core.head_rows(zeros(2, 3), ints(0, 1)[None], ints(0, 1))
         ),
@@ -450,6 +464,22 @@ REFUSALS = {
             ]
         ),
     ],
+    "retain.cpp": [
+        Refusal("rows have 2 heads and the pool 3; they must be equal", lambda: retain(pool=zeros(5, 3, 4))),
+        *(
+            Refusal(
+                f"run 1 takes rows [{begin}, {end}) of 3 to slot {slot} of 5", lambda changes=changes: retain(**changes)
+            )
+            for begin, end, slot, changes in (
+                (-1, 3, 0, {"begin": ints(0, -1)}),
+                (2, 1, 0, {"end": ints(2, 1)}),
+                (2, 4, 0, {"end": ints(2, 4)}),
+                (2, 3, -1, {"slot": ints(3, -1)}),
+                (2, 3, 5, {"slot": ints(3, 5)}),
+                (2, 3, 2**63 - 1, {"slot": ints(3, 2**63 - 1)}),
+            )
+        ),
+    ],
     "rowwise.cpp": [
         Refusal("logits have 0 columns; at least 1 is needed", lambda: head((), (), num_columns=0)),
         Refusal("softcap is -1.000000; it must be positive, or 0 for none", lambda: head((), (), softcap=-1.0)),
@@ -538,6 +568,7 @@ def test_a_wrong_argument_is_refused_in_these_words(row: Refusal) -> None:
 def test_what_the_rows_change_is_right_before_the_change() -> None:
     attention()
     attention(query_rows=ints(0, 4))
+    retain()
     norm(sum=zeros(3, 4))
     layer_norm(sum=zeros(3, 4))
     rotate(zeros(3, 4), zeros(3, 4))

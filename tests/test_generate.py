@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import cache
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -206,6 +207,28 @@ def test_a_finished_row_is_replaced_at_once(llama: PreTrainedModel, monkeypatch:
         out = engine.generate(prompts, max_new_tokens=8)
     assert len(set(out.num_tokens.tolist())) > 1, "all rows ended together"
     assert sizes[:-8] == [4] * (len(sizes) - 8), "a place stood empty while prompts waited"
+
+
+def test_prompts_come_first_and_rows_go_on_together(llama: PreTrainedModel, monkeypatch: pytest.MonkeyPatch) -> None:
+    packs = list[Pack]()
+    run = TreeModel.run
+    monkeypatch.setattr(TreeModel, "run", lambda self, tree: packs.append(tree.pack) or run(self, tree))
+    engine, rng = Engine(llama, self_check=False), np.random.default_rng(6)
+    engine._generation_limits = lambda *_: GenerationLimits(20, 32)
+    monkeypatch.setattr(llama.config, "eos_token_id", None)
+    context = random_ids(rng, 40)
+    with ended_by(llama, []):
+        out = engine.generate([context + random_ids(rng, 7) for _ in range(20)], max_new_tokens=5)
+    assert len({tuple(ids) for ids in out.token_ids}) > 1
+    steps = [pack for pack in packs if len(pack) == pack.scored_rows.size == 20]
+    steps = [pack for pack in packs if len(pack) == pack.scored_rows.size]
+    assert [len(pack) for pack in steps] == [20] * 4, "rows went on one after the other"
+    assert [len(pack) for pack in packs[:5]] == [32] * 5, "a pack of prompts is not full"
+    spans = steps[-1].span_end - steps[-1].span_begin
+    for begin, end in pairwise(steps[-1].span_offsets.tolist()):  # shared pieces, and what is the row's, side by side
+        assert end - begin <= 3
+        assert spans[begin:end].sum() == 40 + 7 + 3
+        assert spans[end - 1] > 3
 
 
 def test_keys_stay_where_they_are_and_their_slots_are_used_again(
@@ -645,6 +668,14 @@ def test_slots_are_taken_from_below_and_never_twice(counts: list[int], random: A
     for ranges in held:
         slots.give(ranges)
     assert slots.num_used == 0
+    assert slots.take(0) == []
+    held = [slots.take(count) for count in counts]
+    slots.give(held[0])
+    slots.give(held[-1] if len(held) > 1 else [])
+    if len(held) > 2:  # a place where all have room side by side, if only beyond one where some have
+        most = max(counts[0], counts[-1])
+        assert len(slots.take(most)) == 1
+        slots = Slots(sum(counts))
     assert slots.take(sum(counts)) == [(0, sum(counts))]
 
 

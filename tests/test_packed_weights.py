@@ -14,6 +14,7 @@ from iclperm.engine import Engine, footprint, layers
 from iclperm.engine.forward import TreeForward
 from iclperm.engine.kernels import linear as products
 from iclperm.engine.kernels.linear import (
+    JoinedProducts,
     MatrixProduct,
     OutputRoom,
     PackedWeights,
@@ -124,6 +125,61 @@ def test_a_copy_is_made_once_enough_rows_came(small: None, multiplied: list[bool
     multiplied.clear()
     assert torch.equal(product(x), wanted)
     assert not any(multiplied)
+
+
+@packs
+@settings(deadline=None, max_examples=30)
+@given(
+    outputs=st.lists(st.integers(1, 200), min_size=1, max_size=3),
+    inputs=st.integers(1, 200),
+    rows=st.integers(1, 40).map(lambda eights: 8 * eights),
+    dtype=st.sampled_from(DTYPES or [torch.float32]),
+    bias=st.booleans(),
+)
+def test_products_that_are_joined_give_the_same_bits(
+    outputs: list[int], inputs: int, rows: int, dtype: torch.dtype, bias: bool
+) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(products, "FEWEST_PACKED_ENTRIES", 0)
+        patch.setattr(products, "PACKED_ROWS", 1)
+        copied = PackedWeights()
+        each = [MatrixProduct.of(drawn(size, inputs, dtype, bias=bias), copied=copied) for size in outputs]
+        joined, x = JoinedProducts(each, copied), torch.randn(max(rows, 16), inputs).to(dtype)
+        wanted = joined(x)
+        copied.is_on = True
+        for _ in range(2):
+            assert all(torch.equal(one, other) for one, other in zip(joined(x), wanted, strict=True))
+        assert list(copied._copies) == [joined.packed_key], "something else was laid out, or nothing"
+        assert (copied._copies[joined.packed_key] is None) == (not joined.keeps_bits_packed)
+
+
+@packs
+@pytest.mark.parametrize("shapes", [((512, 512), (128, 512), (128, 512)), ((896, 896), (128, 896), (128, 896))])
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_shapes_of_models_are_joined(shapes: tuple[tuple[int, int], ...], dtype: torch.dtype) -> None:
+    each = [MatrixProduct.of(drawn(*shape, dtype, bias=True)) for shape in shapes]
+    assert JoinedProducts(each, PackedWeights()).keeps_bits_packed
+
+
+@packs
+@pytest.mark.parametrize("name", ["llama", "gemma3", "phi3", "olmo2"])
+def test_queries_keys_and_values_are_joined_but_in_the_last_layer(
+    name: str, small: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = Engine(ZOO[name].build().to(DTYPES[0]))
+    assert engine.layers == "fused"
+    seen = set()
+    by_library = JoinedProducts.by_library
+
+    def counted(self: JoinedProducts, x: torch.Tensor, copy: torch.Tensor) -> torch.Tensor:
+        seen.add(self.packed_key)
+        return by_library(self, x, copy)
+
+    monkeypatch.setattr(JoinedProducts, "by_library", counted)
+    asked(engine)
+    seen.clear()  # what was found out of them
+    asked(engine)
+    assert len(seen) == engine._model.num_layers - 1
 
 
 @packs
@@ -318,11 +374,13 @@ def test_copies_are_foretold() -> None:
 
     engine = Engine.from_pretrained(MODELS["qwen2-25m"].folder())
     engine.loglikelihood([([1], [2])])
-    made: dict[tuple[int, ...], int] = {}
+    made: dict[int, int] = {}
     forget = PackedWeights.forget
 
     def counted(self: PackedWeights) -> None:
-        made.update({key[:1]: 4 * int(np.prod(key[1])) for key, copy in self._copies.items() if copy is not None})
+        for key, copy in self._copies.items():
+            for address, shape, _ in () if copy is None else key if isinstance(key[0], tuple) else (key,):
+                made[address] = 4 * int(np.prod(shape))
         forget(self)
 
     with pytest.MonkeyPatch.context() as patch:

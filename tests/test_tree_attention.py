@@ -212,6 +212,19 @@ def test_agrees_with_plain_attention(path: str, case: Case) -> None:
         assert_close(case, attend(case))
 
 
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("steps", [(3.0, 3.0), (0.0, 40.0), (12.0, 2.0), (-9.0, 7.5)], ids=str)
+def test_scores_may_rise_from_tile_to_tile(isa: str, steps: tuple[float, float], dtype: str) -> None:
+    """By so little that what was summed up stays as it is, or so much that it is scaled again; in one row and many."""
+    case = random_case([(0, 1, [(0, 0, 150)]), (1, 8, [(0, 0, 150)])], head_dim=16, dtype=dtype)
+    lift = torch.zeros(NUM_SLOTS)
+    lift[64:128], lift[128:] = steps[0], sum(steps)
+    q, k_pool = case.q.clone(), case.k_pool.clone()
+    q[..., 0], k_pool[..., 0] = 4.0, lift[:, None].to(k_pool.dtype)  # times a scaling of a fourth
+    case = replace(case, q=q, k_pool=k_pool)
+    assert_close(case, attend(case))
+
+
 @pytest.mark.parametrize(
     ("visits", "group_size"),
     [

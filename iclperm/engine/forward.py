@@ -233,9 +233,7 @@ class TreeForward:
     def _keep(self, new: torch.Tensor, pool: torch.Tensor) -> None:
         """Copy what later packs need of ``new`` [M, Hkv, d] into ``pool`` [slots, Hkv, d]."""
         if isinstance(self.attend, NativeAttention):
-            _core.retain_rows(
-                as_numpy(new), as_numpy(pool), *self._retained_runs, num_threads=torch.get_num_threads()
-            )
+            _core.retain_rows(as_numpy(new), as_numpy(pool), *self._retained_runs, num_threads=torch.get_num_threads())
             return
         if self.pack.retain_slot.size > _MOST_RUNS:  # where rows decode, many of one row each
             rows, slots = self.tables.of(RetainedRows(), new.device)

@@ -28,7 +28,7 @@ class Slots:
         return self._num_slots - sum(end - begin for begin, end in self._free)
 
     def take(self, count: int) -> Ranges:
-        """``count`` slots, ascending: next to each other if there is such a place, for memory gives neighbours sooner."""
+        """``count`` slots, ascending: next to each other if there is room, for memory gives neighbours sooner."""
         if not count:
             return []
         for number, (begin, end) in enumerate(self._free):

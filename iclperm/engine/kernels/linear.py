@@ -329,7 +329,8 @@ class JoinedProducts:
         copy = None if self._copied is None or self._are_ours(num_rows) else self._copied.of(self, num_rows)
         if copy is None:
             return [product(x) for product in self._products]
-        return self.by_library(x, copy).split([each.weight.shape[0] for each in self._products], dim=1)
+        sizes = [each.weight.shape[0] for each in self._products]
+        return torch.split(self.by_library(x, copy), sizes, dim=1)
 
     def _are_ours(self, num_rows: int) -> bool:
         """Whether our kernel for few rows multiplies, also where matrices are laid out."""
@@ -388,12 +389,11 @@ class JoinedProducts:
     @torch.inference_mode()
     def _keeps_bits_of(self, x: torch.Tensor) -> bool:
         copy = self.packed()
-        return all(
-            torch.equal(
-                self.by_library(x[:rows], copy), torch.cat([each.by_library(x[:rows]) for each in self._products], dim=1)
-            )
-            for rows in _COMPARED_ROWS
-        )
+        for some in (x[:rows] for rows in _COMPARED_ROWS):
+            apart = torch.cat([product.by_library(some) for product in self._products], dim=1)
+            if not torch.equal(self.by_library(some, copy), apart):
+                return False
+        return True
 
 
 def _telling_numbers(num_rows: int, num_outputs: int, num_columns: int) -> tuple[torch.Tensor, ...]:
