@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from bisect import bisect_left
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
@@ -36,12 +36,12 @@ class Products:
 
     calls: dict[Shape, Counter[int]] = field(default_factory=lambda: defaultdict(Counter))
     seconds: dict[Shape, float] = field(default_factory=lambda: defaultdict(float))
-    matrices: dict[Shape, dict[int, MatrixProduct]] = field(default_factory=lambda: defaultdict(dict))
+    matrices: dict[Shape, dict[int, MatrixProduct | JoinedProducts]] = field(default_factory=lambda: defaultdict(dict))
 
     @contextmanager
     def recorded(self) -> Iterator[None]:
         """Within: every product of the engine's layers and head adds up here."""
-        call, joined = MatrixProduct.__call__, JoinedProducts.by_library
+        call, joined = MatrixProduct.__call__, JoinedProducts.joined
 
         def told(product: MatrixProduct, x: torch.Tensor, *room: Any) -> torch.Tensor:
             started = clock()
@@ -52,18 +52,17 @@ class Products:
             self.matrices[shape].setdefault(product.weight.data_ptr(), product)
             return result
 
-        def told_of_joined(products: JoinedProducts, x: torch.Tensor, copy: torch.Tensor) -> torch.Tensor:
+        def told_of_joined(products: JoinedProducts, x: torch.Tensor, copy: torch.Tensor) -> Sequence[torch.Tensor]:
             started = clock()
             result = joined(products, x, copy)
             self.seconds[products.shape] += clock() - started
             self.calls[products.shape][x.shape[0]] += 1
-            if hash(products.packed_key) not in self.matrices[products.shape]:
-                self.matrices[products.shape][hash(products.packed_key)] = products.as_one()
+            self.matrices[products.shape].setdefault(hash(products.packed_key), products)
             return result
 
         with (
             mock.patch.object(MatrixProduct, "__call__", told),
-            mock.patch.object(JoinedProducts, "by_library", told_of_joined),
+            mock.patch.object(JoinedProducts, "joined", told_of_joined),
         ):
             yield
 
@@ -82,7 +81,11 @@ class Products:
     @torch.inference_mode()
     def _fastest_of(self, shape: Shape) -> tuple[float, str]:
         known = sorted(rows for rows in ROWS if rows * shape[0] <= MOST_LOGITS)
-        candidates = [_candidates(product) for product in self.matrices[shape].values()]
+        matrices = self.matrices[shape] = {
+            key: each.as_one() if isinstance(each, JoinedProducts) else each
+            for key, each in self.matrices[shape].items()
+        }
+        candidates = [_candidates(product) for product in matrices.values()]
         measured: dict[int, tuple[float, str]] = {}
 
         def best(rows: int) -> tuple[float, str]:
@@ -104,7 +107,7 @@ class Products:
         return total, best(known[min(bisect_left(known, usual), len(known) - 1)])[1]
 
     def _dtype(self, shape: Shape) -> torch.dtype:
-        return next(iter(self.matrices[shape].values())).weight.dtype
+        return next(iter(self.matrices[shape].values())).dtype
 
 
 def _candidates(product: MatrixProduct) -> dict[str, Product]:

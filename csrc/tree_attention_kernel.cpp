@@ -357,7 +357,8 @@ class Lines {
     return by_vectors[num_vectors - 1];
   }
 
-  // A probability may be up to 2^SLACK, so that few tiles but the first make what is summed up be scaled again.
+  // A probability may be up to 2^SLACK, so that few tiles but the first make what is summed up be scaled again; values
+  // over FLT_MAX / 2^SLACK may overflow.
   void raise_maximum(std::int64_t line, float highest) {
     float& maximum = scratch_.maxima[line];
     if (!(to_exponent_ * (highest - maximum) > SLACK)) return;

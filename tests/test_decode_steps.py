@@ -130,7 +130,7 @@ def test_a_text_in_any_company_has_the_same_bits(packs: list[Pack]) -> None:
         expected = on_triton(model).generate(prompts, max_new_tokens=4)
         assert len(set(expected.num_tokens.tolist())) > 1, "rows end together"
         orders = np.random.default_rng(1).permutation(len(prompts)).tolist()
-        small = on_triton(model, pack_tokens=32)
+        small = on_triton(model, pack_tokens=20)
         packs.clear()
         assert_same(small.generate([prompts[n] for n in orders], max_new_tokens=4), expected, orders)
         assert kinds_of(packs) == {"prompts", "both", "steps"}

@@ -1,9 +1,10 @@
 """Greedy generation over the tree: prompts are encoded once a distinct token, then all live rows go on in lockstep.
 
-A *row* is a distinct prompt with what was generated after it. Each forward pass takes one token of every live row, then
-as many tokens of waiting prompts as there is room for. A row that ends makes place for the next prompt of its unit at
-once. Keys and values lie in slots of one pool: those of a piece of the tree are freed with the last row beneath it, a
-row's own with the row. A row is let in only if the pool can hold it to its last token, so nothing is ever swapped out.
+A *row* is a distinct prompt with what was generated after it. Prompts that wait have forward passes to themselves as
+long as they fill them; any other pass takes one token of every live row, then as many tokens of prompts as there is
+room for. A row that ends makes place for the next prompt of its unit at once. Keys and values lie in slots of one pool:
+those of a piece of the tree are freed with the last row beneath it, a row's own with the row. A row is let in only if
+the pool can hold it to its last token, so nothing is ever swapped out.
 """
 
 from __future__ import annotations
@@ -148,14 +149,12 @@ class Decoder:
     def _fill(self, waiting: _Peekable) -> tuple[PackBuilder, list[LiveRow]]:
         """The next pack, and the rows that a token is chosen for, in its order.
 
-        Prompts come first, so that as many rows as may be go on together: in a pack that has room for all of them.
+        Prompts that fill a pack have it to themselves, so that as many rows as may be go on together.
         """
         builder = PackBuilder(self._limits.pack_tokens, self._num_filled)
         while self._num_missing < builder.room and self._let_in(waiting):
             pass
-        readers = [row for row in self._rows if row.ids]
-        if self._num_missing + len(readers) > builder.room:
-            readers = []
+        readers = [row for row in self._rows if row.ids] if self._num_missing < builder.room else []
         if self._lanes is None:
             for row in readers:
                 builder.go_on(row)

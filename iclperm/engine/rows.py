@@ -17,7 +17,7 @@ Ranges = list[tuple[int, int]]
 
 
 class Slots:
-    """Free slots of a pool, as ranges; the lowest are taken first, so that few are ever touched."""
+    """Free slots of a pool, as ranges; the lowest that lie side by side are taken first."""
 
     def __init__(self, num_slots: int) -> None:
         self._num_slots = num_slots

@@ -213,6 +213,11 @@ class MatrixProduct:
         return weight.data_ptr(), tuple(weight.shape), weight.stride()
 
     @property
+    def dtype(self) -> torch.dtype:
+        """Of the matrix."""
+        return self.weight.dtype
+
+    @property
     def layout(self) -> tuple[Hashable, ...]:
         """What the library may multiply it by, beside the numbers."""
         return self.weight.dtype, *self.weight.shape, *self.weight.stride(), self.bias is not None
@@ -236,9 +241,7 @@ class MatrixProduct:
     def _keeps_bits_of(self, x: torch.Tensor) -> bool:
         copy, a_row = self.packed(), self.weight.shape[0] * x.element_size()
         return all(
-            torch.equal(self.by_library(x[:rows], copy), self.by_library(x[:rows]))
-            for rows in _COMPARED_ROWS
-            if rows * a_row <= _COMPARED_BYTES or rows == _COMPARED_ROWS[0]
+            torch.equal(self.by_library(x[:rows], copy), self.by_library(x[:rows])) for rows in _compared_rows(a_row)
         )
 
     def in_order(self, x: torch.Tensor, order: SumOrder, room: OutputRoom | None = None) -> torch.Tensor:
@@ -327,10 +330,11 @@ class JoinedProducts:
     def __call__(self, x: torch.Tensor) -> Sequence[torch.Tensor]:
         num_rows = x.shape[0]
         copy = None if self._copied is None or self._are_ours(num_rows) else self._copied.of(self, num_rows)
-        if copy is None:
-            return [product(x) for product in self._products]
-        sizes = [each.weight.shape[0] for each in self._products]
-        return torch.split(self.by_library(x, copy), sizes, dim=1)
+        return [product(x) for product in self._products] if copy is None else self.joined(x, copy)
+
+    def joined(self, x: torch.Tensor, copy: torch.Tensor) -> Sequence[torch.Tensor]:
+        """Each product, with the matrices as ``packed``."""
+        return torch.split(self.by_library(x, copy), [each.weight.shape[0] for each in self._products], dim=1)
 
     def _are_ours(self, num_rows: int) -> bool:
         """Whether our kernel for few rows multiplies, also where matrices are laid out."""
@@ -345,6 +349,11 @@ class JoinedProducts:
     def _bias(self) -> torch.Tensor | None:
         biases = [each.bias for each in self._products if each.bias is not None]
         return torch.cat(biases) if biases else None
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Of the matrices."""
+        return self._products[0].weight.dtype
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -374,7 +383,7 @@ class JoinedProducts:
                 _telling_numbers(max(_COMPARED_ROWS), min(outputs, _PACKED_OUTPUTS), columns)
                 for outputs, columns in (product.weight.shape for product in self._products)
             ]
-            dtype = self._products[0].weight.dtype
+            dtype = self.dtype
             x = numbers[0][0].to(dtype)
             drawn = JoinedProducts(
                 [
@@ -388,12 +397,17 @@ class JoinedProducts:
 
     @torch.inference_mode()
     def _keeps_bits_of(self, x: torch.Tensor) -> bool:
-        copy = self.packed()
-        for some in (x[:rows] for rows in _COMPARED_ROWS):
+        copy, a_row = self.packed(), self.shape[0] * x.element_size()
+        for some in (x[:rows] for rows in _compared_rows(a_row)):
             apart = torch.cat([product.by_library(some) for product in self._products], dim=1)
             if not torch.equal(self.by_library(some, copy), apart):
                 return False
         return True
+
+
+def _compared_rows(a_row: int) -> Iterator[int]:
+    """Rows that are compared of products that give so many bytes a row."""
+    yield from (rows for rows in _COMPARED_ROWS if rows * a_row <= _COMPARED_BYTES or rows == _COMPARED_ROWS[0])
 
 
 def _telling_numbers(num_rows: int, num_outputs: int, num_columns: int) -> tuple[torch.Tensor, ...]:
