@@ -24,7 +24,7 @@ from iclperm.engine.token_rows import TokenPlaces, TokenRows
 from iclperm.engine.tree import IntArray
 from iclperm.errors import PLAINLY, ModelError
 
-_LOGITS_IN_HEAP = (16 << 20) - 4096
+_LOGITS_IN_HEAP = 16 << 20
 """Of more the system gives new pages each time, a quarter of the head's time (`iclperm.base.environment`)."""
 _FEWEST_LOGIT_ROWS = 128  # of fewer a product is slower than new pages make it
 _MOST_RUNS = 8  # of rows that are copied by themselves; more go in one indexed copy

@@ -481,10 +481,9 @@ class TreeModel(PlainModel):
         """The likeliest next token of each row of ``hidden`` [R, H], with the bits of ``choose``."""
         if self.fuses_head and hidden.dtype == self.dtype:
             return head.choose_hidden(hidden, self._head, self.logit_scale, self.logit_softcap)
-        chunk = self.limits.logit_rows(self.vocab_size, self.device)
         parts = [
-            head.choose_logits(self._logits(hidden[begin : begin + chunk]), self.logit_softcap)
-            for begin in range(0, hidden.shape[0], chunk)
+            head.choose_logits(self._logits(hidden[begin:end]), self.logit_softcap)
+            for begin, end in self._chunks(hidden.shape[0])
         ]
         return LikeliestIds(*(np.concatenate(arrays) for arrays in zip(*parts, strict=True)))
 
@@ -508,11 +507,15 @@ class TreeModel(PlainModel):
 
     def _logit_chunks(self, num_rows: int, pair_row: npt.NDArray[np.int32]) -> Iterator[tuple[int, int, int, int]]:
         """Half-open ranges of rows whose logits exist at a time, and the ranges of ``pair_row`` that are of them."""
-        chunk = self.limits.logit_rows(self.vocab_size, self.device)
-        for begin in range(0, num_rows, chunk):
-            end = min(begin + chunk, num_rows)
+        for begin, end in self._chunks(num_rows):
             lo, hi = np.searchsorted(pair_row, [begin, end]).tolist()
             yield begin, end, lo, hi
+
+    def _chunks(self, num_rows: int) -> Iterator[tuple[int, int]]:
+        """Half-open ranges of rows whose logits exist at a time, of about as many each: of few a product is slow."""
+        most = self.limits.logit_rows(self.vocab_size, self.device)
+        size = min(most, padded_rows(-(-num_rows // max(1, -(-num_rows // most))), self.device))
+        yield from ((begin, min(begin + size, num_rows)) for begin in range(0, num_rows, size))
 
     def log_probabilities(self, hidden: torch.Tensor) -> torch.Tensor:
         """Of each row of ``hidden`` [R, H] the log-probability of every token id, float32 [R, V] in nats."""
@@ -530,8 +533,7 @@ class TreeModel(PlainModel):
         if hidden.device.type == "cpu" and hidden.dtype in head.NATIVE:
             choice = self.choose_rows(hidden)
             return torch.from_numpy(choice.token), lambda: choice
-        chunk = self.limits.logit_rows(self.vocab_size, self.device)
-        logits = (self._logits(hidden[begin : begin + chunk]) for begin in range(0, hidden.shape[0], chunk))
+        logits = (self._logits(hidden[begin:end]) for begin, end in self._chunks(hidden.shape[0]))
         ids, logprob = map(
             torch.cat, zip(*(head.choose_torch(some, self.logit_softcap) for some in logits), strict=True)
         )

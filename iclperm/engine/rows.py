@@ -251,12 +251,18 @@ class PackBuilder:
 
     def go_on(self, row: LiveRow) -> None:
         """Take a row's last token, whose keys and values go to the next of its own slots."""
+        number, position, slot = len(self._ids), row.position, row.slot(row.num_own)
         self._source += [0] * len(row.span_begin)
         self._begin += row.span_begin
         self._end += row.span_end
-        self._scored.append(len(self))
-        slot = row.slot(row.num_own)
-        self._visit(row.ids[-1:], row.position, [(slot, slot + 1)])
+        self._scored.append(number)
+        self._retained.append((number, number + 1, slot))
+        self._ids.append(row.ids[-1])
+        self._positions.append(position)
+        self._visit_pos.append(position)
+        self._row_offsets.append(number + 1)
+        self._span_offsets.append(len(self._source))
+        self.room -= 1
 
     def go_on_in_lanes(self, rows: Sequence[LiveRow], live: LiveRows) -> None:
         """Take the last token of all live rows, before anything else; where their keys lie ``live`` says."""
