@@ -162,7 +162,8 @@ def test_the_last_layer_multiplies_scored_rows_alone(name: str, monkeypatch: pyt
             seen[id(module), outputs.start, outputs.stop] = x.shape[0]
             return product(x)
 
-        multiplied.weight = product.weight  # type: ignore[attr-defined]
+        for told, given in (("weight", product.weight), ("bias", product.bias), ("packed_key", None)):
+            setattr(multiplied, told, given)
         return multiplied
 
     monkeypatch.setattr(MatrixProduct, "of", counted)

@@ -191,12 +191,14 @@ class Sizes:
         weights. Second copies of weights are made where they take an eighth of the memory at most and no budget binds.
         """
         facts, paths, body = model.facts, Ways.of(model, place, attention, layers), list(_matrices(model))
+        copied = 0 if has_budget else _copied_bytes(model, place, paths)
+        shapes = {(weight.shape, has_bias) for weight, has_bias in body}
         return cls(
             device=place,
             limits=model.limits,
             most_pack=most_pack(place, is_fused=paths.is_fused),
             weights=sum(weight.nbytes for weight in model.model.parameters()),
-            copied=0 if has_budget else _copied_bytes(model, place, paths),
+            copied=copied,
             kv=facts.kv_token_bytes,
             kv_layer=facts.kv_token_bytes // max(1, facts.num_layers),
             hidden=facts.hidden_size * facts.number_bytes,
@@ -215,7 +217,7 @@ class Sizes:
             widened=_widened_bytes(model) if checks else 0,
             most_logits=model.limits.logit_rows(facts.vocab_size, place),
             matrix=max(weight.nbytes if weight.ndim == 2 else weight[0].nbytes for weight, _ in body),
-            num_products=len({(weight.shape, has_bias) for weight, has_bias in body}) if paths.has_onednn else 0,
+            num_products=len(shapes) + bool(copied) if paths.has_onednn else 0,  # queries, keys and values as one
             num_checked_rows=_CHECKED_ROW_COUNTS.get(model.dtype, 0) if checks else 0,
             num_first=_FIRST_PRODUCTS * (paths.has_onednn and paths.is_fused),
             num_last=_LAST_PRODUCTS * (paths.has_onednn and paths.is_fused) + paths.has_onednn_head,
