@@ -258,7 +258,7 @@ inline vfloat exp(vfloat x) {
   return select(x < 88.7228390520f, floored, x * INF);
 }
 
-// 2^x of x <= 64 within 2e-7, relative; 0 below about -126.5 (with AVX-512 -150). NaN stays.
+// 2^x of x <= 0 within 2e-7, relative; 0 below about -126.5 (with AVX-512 -150). NaN stays.
 // 2^f for |f| <= 1/2 by a polynomial fitted for the smallest relative error.
 inline vfloat exp2_below(vfloat x) {
 #if defined(__AVX512F__)

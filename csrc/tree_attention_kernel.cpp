@@ -5,7 +5,6 @@ namespace iclperm::ICLPERM_ISA {
 namespace {
 
 constexpr float LOG2_E = 1.44269504088896341f;
-constexpr float SLACK = 8.0f;
 constexpr std::int64_t NO_ROW = std::numeric_limits<std::int64_t>::min();
 constexpr std::int64_t MANY_OWN = TILE / 8;  // slots: where fewer come from memory, laying keys out is sooner done
 constexpr std::int64_t FAR = std::numeric_limits<std::int64_t>::max();
@@ -303,7 +302,7 @@ class Lines {
 
   using Probability = std::conditional_t<std::is_same_v<E, Pair>, bfloat16, float>;
 
-  // Scores become probabilities up to the factor exp(maximum), which moves on where the tile is far above it.
+  // Scores become probabilities up to the factor exp(maximum), which moves on when the tile raises the maximum.
   void soften(float* scores, Seen seen, std::int64_t line) {
     const std::int64_t first = seen.begin / LANES;
     const std::int64_t last = vectors(seen.end);
@@ -357,11 +356,10 @@ class Lines {
     return by_vectors[num_vectors - 1];
   }
 
-  // A probability may be up to 2^SLACK, so that few tiles but the first make what is summed up be scaled again; values
-  // over FLT_MAX / 2^SLACK may overflow.
+  // Not rescaling by 2^0 = 1 where the maximum stays leaves every bit as it is.
   void raise_maximum(std::int64_t line, float highest) {
     float& maximum = scratch_.maxima[line];
-    if (!(to_exponent_ * (highest - maximum) > SLACK)) return;
+    if (!(highest > maximum)) return;
     rescale(line, exp2_below(splat(to_exponent_ * (maximum - highest))));
     maximum = highest;
   }

@@ -215,7 +215,7 @@ def test_agrees_with_plain_attention(path: str, case: Case) -> None:
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("steps", [(3.0, 3.0), (0.0, 40.0), (12.0, 2.0), (-9.0, 7.5)], ids=str)
 def test_scores_may_rise_from_tile_to_tile(isa: str, steps: tuple[float, float], dtype: str) -> None:
-    """By so little that what was summed up stays as it is, or so much that it is scaled again; in one row and many."""
+    """So that what was summed up is scaled again, by much or by little, or stays; in one row and many."""
     case = random_case([(0, 1, [(0, 0, 150)]), (1, 8, [(0, 0, 150)])], head_dim=16, dtype=dtype)
     lift = torch.zeros(NUM_SLOTS)
     lift[64:128], lift[128:] = steps[0], sum(steps)
