@@ -237,7 +237,7 @@ class TreeForward:
             return
         if self.pack.retain_slot.size > _MOST_RUNS:  # where rows decode, many of one row each
             rows, slots = self.tables.of(RetainedRows(), new.device)
-            pool.index_copy_(0, slots, new[rows])
+            pool.index_copy_(0, slots, new[: len(rows)] if self._retains_first else new[rows])
             return
         for begin, end, slot in zip(*(each.tolist() for each in self._retained_runs), strict=True):
             pool[slot : slot + end - begin] = new[begin:end]
@@ -247,6 +247,12 @@ class TreeForward:
         """Half-open runs of rows that later packs need, and the slots that they go to from: int64 [n] each."""
         pack = self.pack
         return tuple(each.astype(np.int64) for each in (pack.retain_begin, pack.retain_end, pack.retain_slot))
+
+    @cached_property
+    def _retains_first(self) -> bool:
+        """Whether the rows that are kept are the first ones of the pack, in their order: nothing is gathered then."""
+        begin, end = self.pack.retain_begin, self.pack.retain_end
+        return bool(begin[0] == 0 and (begin[1:] == end[:-1]).all())
 
     def refuse_mask(self, module: nn.Module, mask: torch.Tensor | None) -> None:
         """Raise ModelError if a layer brings a mask of its own, which says more than the tree does."""

@@ -393,9 +393,8 @@ class FusedLayer:
             q=of_q,
             k=of_k,
             v=of_v,
-            qkv=JoinedProducts(
-                (of_q, of_k, of_v), None if self._is_last else tree.copied
-            ),  # else for rows of their own
+            # In the last layer queries meet other rows than keys and values.
+            qkv=JoinedProducts((of_q, of_k, of_v), None if self._is_last else tree.copied),
             o=product(self._output),
             into=[product(getattr(mlp, name)) for name in family.mlp.into],
             down=product(getattr(mlp, family.mlp.down)),
