@@ -19,6 +19,7 @@
 #include "retain.hpp"
 #include "rowwise.hpp"
 #include "thin_product.hpp"
+#include "tile_product.hpp"
 #include "tree_attention.hpp"
 
 namespace py = pybind11;
@@ -573,11 +574,74 @@ void thin_product(const py::array& x, const py::array& weight, py::array& out, c
   iclperm::thin_product(call, isa, num_threads);
 }
 
+void require_bfloat16(const py::array& array, const char* name) {
+  ICLPERM_REQUIRE(element_of(array, name) == iclperm::Element::bfloat16, std::string(name) + " is not of bfloat16");
+}
+
+void tile_product(const py::array& x, const py::array& weight, py::array& out, const std::optional<py::array>& bias,
+                  bool is_laid_out, int num_threads) {
+  constexpr auto BFLOAT16 = iclperm::Element::bfloat16;
+  require_bfloat16(x, "x");
+  const auto x_strides = strides_of(x, 2, BFLOAT16, "x");
+  const auto weight_strides = strides_of(weight, is_laid_out ? 1 : 2, BFLOAT16, "weight");
+  const auto out_strides = strides_of(out, 2, BFLOAT16, "out");
+  const std::int64_t num_outputs = out.shape(1), num_columns = x.shape(1);
+  ICLPERM_REQUIRE(out.shape(0) == x.shape(0),
+                  "out has shape " + shape_text(out) + "; x " + shape_text(x) + " asks for a row of each");
+  const bool fits = is_laid_out ? weight.shape(0) == iclperm::laid_out_size(num_outputs, num_columns)
+                                : weight.shape(0) == num_outputs && weight.shape(1) == num_columns;
+  ICLPERM_REQUIRE(fits, "weight has shape " + shape_text(weight) + "; x " + shape_text(x) + " and out " +
+                            shape_text(out) + " ask for another");
+  if (bias) strides_of(*bias, 1, BFLOAT16, "bias");
+  ICLPERM_REQUIRE(!bias || bias->shape(0) == num_outputs,
+                  "bias has shape " + shape_text(*bias) + "; out " + shape_text(out) + " asks for an entry of each column");
+  const auto numbers = [](const py::array& array) { return static_cast<const std::uint16_t*>(array.data()); };
+  const iclperm::TileProduct call{.num_rows = x.shape(0),
+                                  .num_columns = num_columns,
+                                  .num_outputs = num_outputs,
+                                  .x = numbers(x),
+                                  .x_stride = x_strides[0],
+                                  .weight = is_laid_out ? nullptr : numbers(weight),
+                                  .weight_stride = weight_strides[0],
+                                  .laid_out = is_laid_out ? numbers(weight) : nullptr,
+                                  .bias = bias ? numbers(*bias) : nullptr,
+                                  .y = static_cast<std::uint16_t*>(writable(out, "out")),
+                                  .y_stride = out_strides[0]};
+  const iclperm::Isa isa = iclperm::selected_isa();
+  const py::gil_scoped_release release;
+  iclperm::tile_product(call, isa, num_threads);
+}
+
+void lay_out_tiles(const py::array& weight, py::array& out, int num_threads) {
+  require_bfloat16(weight, "weight");
+  const auto strides = strides_of(weight, 2, iclperm::Element::bfloat16, "weight");
+  strides_of(out, 1, iclperm::Element::bfloat16, "out");
+  const std::int64_t size = iclperm::laid_out_size(weight.shape(0), weight.shape(1));
+  ICLPERM_REQUIRE(out.shape(0) == size, "out has shape " + shape_text(out) + "; weight " + shape_text(weight) +
+                                            " asks for " + std::to_string(size) + " numbers");
+  const iclperm::TileProduct call{.num_rows = 0,
+                                  .num_columns = weight.shape(1),
+                                  .num_outputs = weight.shape(0),
+                                  .x = nullptr,
+                                  .x_stride = 0,
+                                  .weight = static_cast<const std::uint16_t*>(weight.data()),
+                                  .weight_stride = strides[0],
+                                  .laid_out = nullptr,
+                                  .bias = nullptr,
+                                  .y = nullptr,
+                                  .y_stride = 0};
+  auto* const laid_out = static_cast<std::uint16_t*>(writable(out, "out"));
+  const iclperm::Isa isa = iclperm::selected_isa();
+  const py::gil_scoped_release release;
+  iclperm::lay_out(call, laid_out, isa, num_threads);
+}
+
 void bind_kernels(py::module_& module) {
   module.def("isa", [] { return iclperm::isa_name(iclperm::selected_isa()); });
   module.def("available_isas", [] {
     py::list names;
-    for (const auto isa : {iclperm::Isa::baseline, iclperm::Isa::avx2, iclperm::Isa::avx512, iclperm::Isa::avx512_bf16}) {
+    for (const auto isa : {iclperm::Isa::baseline, iclperm::Isa::avx2, iclperm::Isa::avx512, iclperm::Isa::avx512_bf16,
+                           iclperm::Isa::amx_bf16}) {
       if (iclperm::isa_available(isa)) names.append(iclperm::isa_name(isa));
     }
     return names;
@@ -605,6 +669,12 @@ void bind_kernels(py::module_& module) {
   module.def("has_fused_products", has_fused_products, py::kw_only(), py::arg("bfloat16") = false);
   module.def("thin_product", &thin_product, py::arg("x"), py::arg("weight"), py::arg("out"),
              py::arg("bias") = py::none(), py::kw_only(), py::arg("block"), py::arg("bias_first") = false,
+             py::arg("num_threads") = 1);
+  module.def("has_tile_products", [] { return iclperm::has_tile_products(iclperm::selected_isa()); });
+  module.def("laid_out_size", &iclperm::laid_out_size, py::arg("num_outputs"), py::arg("num_columns"));
+  module.def("tile_product", &tile_product, py::arg("x"), py::arg("weight"), py::arg("out"),
+             py::arg("bias") = py::none(), py::kw_only(), py::arg("is_laid_out") = false, py::arg("num_threads") = 1);
+  module.def("lay_out_tiles", &lay_out_tiles, py::arg("weight"), py::arg("out"), py::kw_only(),
              py::arg("num_threads") = 1);
   module.def("head_rows", &head_rows, py::arg("logits"), py::arg("pair_row"), py::arg("pair_id"), py::kw_only(),
              py::arg("softcap") = 0.0f, py::arg("num_threads") = 1);

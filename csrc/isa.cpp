@@ -4,10 +4,16 @@
 #include <stdexcept>
 #include <string>
 
+#if defined(ICLPERM_TILE_PATH)
+#include <cpuid.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+#endif
+
 namespace iclperm {
 namespace {
 
-constexpr Isa best_first[] = {Isa::avx512_bf16, Isa::avx512, Isa::avx2, Isa::baseline};
+constexpr Isa best_first[] = {Isa::amx_bf16, Isa::avx512_bf16, Isa::avx512, Isa::avx2, Isa::baseline};
 
 Isa best_isa() {
   for (const Isa isa : best_first) {
@@ -16,9 +22,25 @@ Isa best_isa() {
   return Isa::baseline;
 }
 
+#if defined(ICLPERM_TILE_PATH)
+// Whether the processor has tiles and multiplies bfloat16 in them, and the system keeps them for this process: it does
+// so for whoever has asked.
+bool has_tiles() {
+  constexpr unsigned TILE = 1u << 24, BF16 = 1u << 22;
+  unsigned a = 0, b = 0, c = 0, d = 0;
+  if (__get_cpuid_count(7, 0, &a, &b, &c, &d) == 0 || (d & TILE) == 0 || (d & BF16) == 0) return false;
+  constexpr long ARCH_REQ_XCOMP_PERM = 0x1023, XFEATURE_XTILEDATA = 18;
+  return syscall(SYS_arch_prctl, ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA) == 0;
+}
+#endif
+
 }  // namespace
 
 bool isa_available(Isa isa) {
+#if defined(ICLPERM_TILE_PATH)
+  static const bool tiles = has_tiles();
+  if (isa == Isa::amx_bf16) return isa_available(Isa::avx512_bf16) && tiles;
+#endif
 #if defined(ICLPERM_X86_PATHS)
   if (isa == Isa::avx512_bf16) return isa_available(Isa::avx512) && __builtin_cpu_supports("avx512bf16");
   if (isa == Isa::avx512) {
@@ -32,6 +54,7 @@ bool isa_available(Isa isa) {
 
 const char* isa_name(Isa isa) {
   switch (isa) {
+    case Isa::amx_bf16: return "amx_bf16";
     case Isa::avx512_bf16: return "avx512_bf16";
     case Isa::avx512: return "avx512";
     case Isa::avx2: return "avx2";
@@ -49,7 +72,7 @@ Isa selected_isa() {
     throw std::invalid_argument("ICLPERM_ISA=" + std::string(asked) +
                                 " cannot run on this processor or build; the best here is " + isa_name(best_isa()));
   }
-  throw std::invalid_argument("ICLPERM_ISA=" + std::string(asked) + " is none of baseline, avx2, avx512, avx512_bf16");
+  throw std::invalid_argument("ICLPERM_ISA=" + std::string(asked) + " is none of baseline, avx2, avx512, avx512_bf16, amx_bf16");
 }
 
 }  // namespace iclperm

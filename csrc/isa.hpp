@@ -7,7 +7,8 @@
 
 namespace iclperm {
 
-enum class Isa { baseline, avx2, avx512, avx512_bf16 };
+// amx_bf16 is avx512_bf16 with tiles, in which bfloat16 is multiplied.
+enum class Isa { baseline, avx2, avx512, avx512_bf16, amx_bf16 };
 
 // The best one this processor has, or the one that the environment variable ICLPERM_ISA names.
 // Throws std::invalid_argument when that one is unknown or cannot run here.
@@ -20,10 +21,11 @@ const char* isa_name(Isa isa);
 
 }  // namespace iclperm
 
-// The function of that name in the namespace of an instruction set.
+// The function of that name in the namespace of an instruction set; of those that use no tiles, amx_bf16's are
+// avx512_bf16's.
 #if defined(ICLPERM_X86_PATHS)
 #define ICLPERM_SELECT(isa, function)                                      \
-  ((isa) == ::iclperm::Isa::avx512_bf16 ? ::iclperm::avx512_bf16::function \
+  ((isa) >= ::iclperm::Isa::avx512_bf16 ? ::iclperm::avx512_bf16::function \
    : (isa) == ::iclperm::Isa::avx512    ? ::iclperm::avx512::function      \
    : (isa) == ::iclperm::Isa::avx2      ? ::iclperm::avx2::function        \
                                         : ::iclperm::baseline::function)

@@ -49,7 +49,7 @@ std::int64_t columns_an_item(const ThinProduct& call, int num_threads) {
 }  // namespace
 
 bool has_fused_products(Isa isa, Element element) {
-  if (element == Element::bfloat16) return isa == Isa::avx512_bf16;
+  if (element == Element::bfloat16) return isa >= Isa::avx512_bf16;
 #if defined(__aarch64__)
   return true;
 #else

@@ -8,6 +8,9 @@
 
 #include "simd.hpp"
 #include "tree_attention.hpp"
+#if defined(__AMX_BF16__)
+#include "amx.hpp"
+#endif
 
 namespace iclperm::ICLPERM_ISA {
 namespace {
@@ -32,6 +35,14 @@ struct OperandOf<bfloat16> {
 template <typename E>
 constexpr std::int64_t WIDTH = std::is_same_v<E, Pair> ? 2 : 1;  // entries
 
+// Whether operands are multiplied in the processor's tiles.
+template <typename E>
+#if defined(__AMX_BF16__)
+constexpr bool IN_TILES = std::is_same_v<E, Pair>;
+#else
+constexpr bool IN_TILES = false;
+#endif
+
 inline std::int64_t min(std::int64_t a, std::int64_t b) { return a < b ? a : b; }
 inline std::int64_t max(std::int64_t a, std::int64_t b) { return a > b ? a : b; }
 inline std::int64_t clamp(std::int64_t x, std::int64_t low, std::int64_t high) { return min(max(x, low), high); }
@@ -41,6 +52,12 @@ inline std::int64_t vectors(std::int64_t floats) { return (floats + LANES - 1) /
 template <typename E>
 inline std::int64_t operands(std::int64_t entries) {
   return (entries + WIDTH<E> - 1) / WIDTH<E>;
+}
+
+// Of a query or key of `entries` entries, with those that fill the last tile up.
+template <typename E>
+inline std::int64_t depth_of(std::int64_t entries) {
+  return IN_TILES<E> ? vectors(operands<E>(entries)) * LANES : operands<E>(entries);
 }
 
 // LANES operands from the i-th on of a row of `size` entries, as bits; what lies past its end is zero.
@@ -146,6 +163,50 @@ inline MultiplyBlock<E> block_of(int num_rows, std::int64_t num_vecs) {
   }
   return num_vecs == 2 ? block_of_rows<E, 2>(num_rows) : block_of_rows<E, 1>(num_rows);
 }
+
+#if defined(__AMX_BF16__)
+// c[16, NUM_VECS] (+)= a[16, depth] x b[depth, NUM_VECS], depth a multiple of TILE_PAIRS.
+template <int NUM_VECS>
+void multiply_block_in_tiles(const Pair* a, std::int64_t a_stride, const Pair* b, std::int64_t b_stride,
+                             std::int64_t depth, float* c, std::int64_t c_stride, bool accumulate) {
+  constexpr std::int64_t SIZE = sizeof(float);
+  const auto for_each = [](const auto& take) {
+    take(std::integral_constant<int, 0>{});
+    if constexpr (NUM_VECS > 1) take(std::integral_constant<int, 1>{});
+    if constexpr (NUM_VECS > 2) take(std::integral_constant<int, 2>{});
+    if constexpr (NUM_VECS > 3) take(std::integral_constant<int, 3>{});
+  };
+  for_each([&](auto v) {
+    if (accumulate) {
+      load_tile<v>(c + v * LANES, c_stride * SIZE);
+    } else {
+      zero_tile<v>();
+    }
+  });
+  for (std::int64_t i = 0; i < depth; i += TILE_PAIRS) {
+    load_tile<4>(a + i, a_stride * SIZE);
+    for_each([&](auto v) {
+      constexpr int B = 5 + v % 3;
+      load_tile<B>(b + i * b_stride + v * LANES, b_stride * SIZE);
+      multiply_tiles<v, 4, B>();
+    });
+  }
+  for_each([&](auto v) { store_tile<v>(c + v * LANES, c_stride * SIZE); });
+}
+
+// The same for any number of vectors.
+inline void multiply_in_tiles(std::int64_t num_vecs, const Pair* a, std::int64_t a_stride, const Pair* b,
+                              std::int64_t b_stride, std::int64_t depth, float* c, std::int64_t c_stride,
+                              bool accumulate) {
+  static_assert(VECS == 4 && LANES == TILE_ROWS);
+  constexpr decltype(&multiply_block_in_tiles<1>) by_vectors[] = {
+      multiply_block_in_tiles<1>, multiply_block_in_tiles<2>, multiply_block_in_tiles<3>, multiply_block_in_tiles<4>};
+  for (std::int64_t v = 0; v < num_vecs; v += VECS) {
+    const auto block = by_vectors[min(VECS, num_vecs - v) - 1];
+    block(a, a_stride, b + v * LANES, b_stride, depth, c + v * LANES, c_stride, accumulate);
+  }
+}
+#endif
 
 // c (+)= a x b for up to ROWS rows and any number of vectors.
 template <typename E>

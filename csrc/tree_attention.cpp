@@ -174,9 +174,8 @@ class ScratchMemory {
  public:
   ScratchMemory(std::int64_t head_dim, std::int64_t lines) {
     const std::int64_t padded = round_up(head_dim);
-    const std::int64_t sizes[] = {head_dim * TILE, TILE * padded,     round_up(lines * head_dim),
-                                  lines * padded,  lines * MAX_LANES, round_up(lines),
-                                  padded};
+    const std::int64_t sizes[] = {padded * TILE,     TILE * padded,   round_up(lines) * padded, lines * padded,
+                                  lines * MAX_LANES, round_up(lines), padded,                   TILE / 2 * padded};
     std::int64_t total = 0;
     for (const std::int64_t size : sizes) total += size;
     floats_ = static_cast<float*>(::operator new(at(total) * sizeof(float), std::align_val_t{VECTOR_ALIGNMENT}));
@@ -184,13 +183,14 @@ class ScratchMemory {
     cursors_.resize(at(lines));
     float** const parts[] = {&scratch_.keys,        &scratch_.values, &scratch_.queries,
                              &scratch_.accumulator, &scratch_.sums,   &scratch_.maxima,
-                             &scratch_.zeros};
+                             &scratch_.zeros,       &scratch_.visible};
     float* next = floats_;
     for (std::size_t part = 0; part < std::size(parts); ++part) {
       *parts[part] = next;
       next += sizes[part];
     }
     std::fill_n(scratch_.zeros, padded, 0.0f);
+    scratch_.has_infinite = has_infinite_;
     scratch_.line_pos = line_pos_.data();
     scratch_.cursors = cursors_.data();
     scratch_.tile_kv_head = -1;
@@ -205,6 +205,7 @@ class ScratchMemory {
   static std::int64_t round_up(std::int64_t floats) { return (floats + MAX_LANES - 1) / MAX_LANES * MAX_LANES; }
 
   float* floats_;
+  bool has_infinite_[TILE / 2] = {};
   std::vector<std::int64_t> line_pos_;
   std::vector<Cursor> cursors_;
   Scratch scratch_;
@@ -225,7 +226,11 @@ void clear_rows(const MutableHeadRows& out, std::int64_t head_dim, Element eleme
 
 void tree_attention(const TreeAttention& asked, Isa isa, int num_threads) {
   check(asked, num_threads);
+#if defined(ICLPERM_TILE_PATH)
+  const auto attend = isa == Isa::amx_bf16 ? amx_bf16::attend : ICLPERM_SELECT(isa, attend);
+#else
   const auto attend = ICLPERM_SELECT(isa, attend);
+#endif
   const Queries queries = queries_of(asked);
   TreeAttention call = asked;
   call.query_rows = queries.pack_rows.data();  // the kernels always have it

@@ -5,13 +5,13 @@
 // pack itself. A block of query rows, the heads of one key-value head together, walks its path in tiles of TILE
 // positions. A tile's keys are gathered once, transposed and in float32, its values likewise; then
 //   scores = queries x keys^T,  online softmax,  accumulator += probabilities x values,
-// both products by the same register-blocked kernel. Visits next to each other that share a tile share its gathering. The
+// both products by the same register-blocked kernel, or in the processor's tiles (amx.hpp). Visits next to each other that share a tile share its gathering. The
 // keys of a row that decodes, which no other row has, are read where they lie instead, with the same bits.
 //
 // A row's bits depend on its query and on the keys and values on its path alone. Tiles are cut by position; a score is
 // one chain of products in the order of the head's dimensions, an output one chain in the order of positions; a lane of
 // the softmax's sum is the position modulo the vector's width. Masked keys are never multiplied in, so a NaN in a row
-// that another may not see cannot reach it.
+// that another may not see cannot reach it; where tiles multiply values by zero, these are finite.
 #pragma once
 
 #include <cstdint>
@@ -97,13 +97,15 @@ struct Cursor {
 
 // One worker's buffers, each aligned for vectors. Lines hold head_dim rounded up to whole vectors.
 struct Scratch {
-  float* keys;                   // [d, TILE] the tile's keys, transposed
+  float* keys;                   // [padded d, TILE] the tile's keys, transposed
   float* values;                 // [TILE, padded d]
-  float* queries;                // [lines, d]
+  float* queries;                // [padded lines, padded d]
   float* accumulator;            // [lines, padded d]
   float* sums;                   // [lines, MAX_LANES] of probabilities, by lane
   float* maxima;                 // [lines]
   float* zeros;                  // [padded d] a key or value where there is none
+  float* visible;                // [TILE / 2, padded d] pairs of values as one line sees them
+  bool* has_infinite;            // [TILE / 2] whether a pair of values has an infinity or NaN
   std::int64_t* line_pos;        // [lines]
   Cursor* cursors;               // [blocks]
   std::int64_t tile_rows[TILE];  // what `keys` and `values` hold (see PathTile)
@@ -120,6 +122,9 @@ namespace avx512 {
 void attend(const TreeAttention& call, const WorkItem& item, Scratch& scratch);
 }
 namespace avx512_bf16 {
+void attend(const TreeAttention& call, const WorkItem& item, Scratch& scratch);
+}
+namespace amx_bf16 {
 void attend(const TreeAttention& call, const WorkItem& item, Scratch& scratch);
 }
 

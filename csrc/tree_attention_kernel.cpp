@@ -1,3 +1,4 @@
+#include "path_tiles.hpp"
 #include "tile_products.hpp"
 #include "tree_attention.hpp"
 
@@ -5,21 +6,8 @@ namespace iclperm::ICLPERM_ISA {
 namespace {
 
 constexpr float LOG2_E = 1.44269504088896341f;
-constexpr std::int64_t NO_ROW = std::numeric_limits<std::int64_t>::min();
 constexpr std::int64_t MANY_OWN = TILE / 8;  // slots: where fewer come from memory, laying keys out is sooner done
 constexpr std::int64_t FAR = std::numeric_limits<std::int64_t>::max();
-
-// The keys of one tile of a path: row r >= 0 is pool slot r, row r < 0 is pack row ~r, NO_ROW lies past the path's end.
-struct PathTile {
-  std::int64_t rows[TILE];
-};
-
-// Pool slots of a tile that another one at the same positions does not have there.
-inline std::int64_t own_slots(const PathTile& tile, const PathTile& other) {
-  std::int64_t count = 0;
-  for (std::int64_t i = 0; i < TILE; ++i) count += (tile.rows[i] >= 0) & (tile.rows[i] != other.rows[i]);
-  return count;
-}
 
 // Where the keys and values of a tile lie.
 template <typename T>
@@ -33,49 +21,15 @@ inline const T* row_of(const ConstHeadRows& x, std::int64_t row, std::int64_t he
   return static_cast<const T*>(x.data) + row * x.row_stride + head * x.head_stride;
 }
 
-class Path {
- public:
-  Path(const TreeAttention& call, const Block& block)
-      : visits_(call.visits),
-        rows_(call.query_rows),
-        own_begin_(visits_.row_offsets[block.visit]),
-        own_pos_(visits_.pos[block.visit]),
-        first_pos_(position(block.row_begin)),
-        length_(position(block.row_end - 1) + 1) {}
-
-  // Of a row of q.
-  std::int64_t position(std::int64_t row) const { return own_pos_ + rows_[row] - own_begin_; }
-
-  // Whether a row of the block sees a key at positions [first, first + TILE).
-  bool reaches(std::int64_t first, std::int64_t window) const {
-    return first < length_ && (window == 0 || first_pos_ - window + 1 < first + TILE);
+// Whether a bfloat16 among pairs is an infinity or NaN.
+inline bool has_infinite(const float* pairs, std::int64_t num_pairs) {
+  vint found{};
+  for (std::int64_t i = 0; i < num_pairs; i += LANES) {
+    const vuint x = as_uint(load(pairs + i));
+    found |= ((x & 0x7f80u) == 0x7f80u) | ((x & 0x7f800000u) == 0x7f800000u);
   }
-
-  // The tile at positions [first, first + TILE). The cursor stands at or before `first` and moves on.
-  void tile(std::int64_t first, Cursor& cursor, PathTile& tile) const {
-    const std::int64_t end = min(first + TILE, length_);
-    const std::int64_t ancestors_end = min(end, own_pos_);
-    std::int64_t pos = first;
-    while (pos < ancestors_end) {
-      const std::int64_t span = cursor.span;
-      const std::int64_t shift = visits_.span_begin[span] - cursor.position;
-      const std::int64_t span_end = visits_.span_end[span] - shift;
-      const bool pooled = visits_.span_source[span] == 0;
-      for (; pos < min(ancestors_end, span_end); ++pos) tile.rows[pos - first] = pooled ? pos + shift : ~(pos + shift);
-      if (pos >= span_end) cursor = {cursor.span + 1, span_end};
-    }
-    for (; pos < end; ++pos) tile.rows[pos - first] = ~(own_begin_ + pos - own_pos_);
-    for (; pos < first + TILE; ++pos) tile.rows[pos - first] = NO_ROW;
-  }
-
-  std::int64_t first_pos() const { return first_pos_; }
-  std::int64_t length() const { return length_; }
-
- private:
-  const Visits& visits_;
-  const std::int64_t* const rows_;
-  const std::int64_t own_begin_, own_pos_, first_pos_, length_;
-};
+  return max_lanes(select(found, splat(1.0f), vfloat{})) > 0.0f;
+}
 
 template <typename T>
 class Gather {
@@ -94,11 +48,31 @@ class Gather {
       keys(tile.rows + c, scratch.keys + c);
     }
     const std::int64_t stride = vectors(call_.head_dim) * LANES;
-    for (std::int64_t c = column / WIDTH<E>; c * WIDTH<E> < TILE && tile.rows[c * WIDTH<E>] != NO_ROW; ++c) {
+    std::int64_t c = column / WIDTH<E>;
+    for (; c * WIDTH<E> < TILE && tile.rows[c * WIDTH<E>] != NO_ROW; ++c) {
       values(tile.rows + c * WIDTH<E>, scratch.values + c * stride);
+      if constexpr (IN_TILES<E>) scratch.has_infinite[c] = has_infinite(scratch.values + c * stride, stride);
+    }
+    if constexpr (IN_TILES<E>) {  // past the path's end, as far as a processor's tile goes, zeros are multiplied by zero
+      for (; c % LANES != 0; ++c) {
+        std::memset(scratch.values + c * stride, 0, static_cast<std::size_t>(stride) * sizeof(float));
+        scratch.has_infinite[c] = false;
+      }
     }
     std::memcpy(scratch.tile_rows, tile.rows, sizeof tile.rows);
     scratch.tile_kv_head = kv_head_;
+  }
+
+  // Asks for the keys and values of a tile that comes soon.
+  void ask(const PathTile& tile) const {
+    for (const std::int64_t row : tile.rows) {
+      if (row < 0) continue;  // what is of the pack has just been written
+      const T *const key = row_of<T>(call_.k_pool, row, kv_head_), *const value = row_of<T>(call_.v_pool, row, kv_head_);
+      for (std::int64_t i = 0; i < call_.head_dim; i += 64 / sizeof(T)) {
+        ask_for(key, i);
+        ask_for(value, i);
+      }
+    }
   }
 
   // How many blocks of LANES keys from the c-th on are in the scratch; what the next tile has as well is brought there.
@@ -147,7 +121,7 @@ class Gather {
 
   // LANES keys become LANES columns of the transposed tile, an operand a row.
   void keys(const std::int64_t* rows, float* columns) const {
-    const std::int64_t depth = operands<E>(call_.head_dim);
+    const std::int64_t depth = depth_of<E>(call_.head_dim);
     for (std::int64_t i = 0; i < depth; i += LANES) {
       vfloat x[LANES];
       for (int lane = 0; lane < LANES; ++lane) {
@@ -195,7 +169,7 @@ class Lines {
       : call_(call),
         scratch_(scratch),
         head_dim_(call.head_dim),
-        depth_(operands<E>(head_dim_)),
+        depth_(depth_of<E>(head_dim_)),
         vecs_(vectors(head_dim_)),
         stride_(vecs_ * LANES),
         is_scaled_later_(call.scaling > 0.0f && call.softcap == 0.0f),
@@ -258,8 +232,16 @@ class Lines {
 
   // Lines [begin, end) attend to the gathered tile at positions [first, first + TILE).
   void attend(std::int64_t begin, std::int64_t end, std::int64_t first) {
-    for (std::int64_t line = begin; line < end; line += ROWS) {
-      attend_group(line, static_cast<int>(min(ROWS, end - line)), first);
+    constexpr std::int64_t GROUP = IN_TILES<E> ? LANES : ROWS;
+    for (std::int64_t line = begin; line < end; line += GROUP) {
+      const int num_lines = static_cast<int>(min(GROUP, end - line));
+#if defined(__AMX_BF16__)
+      if constexpr (IN_TILES<E>) {
+        attend_group_in_tiles(line, num_lines, first);
+        continue;
+      }
+#endif
+      attend_group(line, num_lines, first);
     }
   }
 
@@ -299,6 +281,76 @@ class Lines {
       add_values(scores + r * TILE, {max(by_line[r].begin, all.end), by_line[r].end}, line + r);
     }
   }
+
+#if defined(__AMX_BF16__)
+  // As attend_group, of up to 16 lines. A tile's product takes 32 positions at a time, and what a line does not see of
+  // them by a probability of zero.
+  void attend_group_in_tiles(std::int64_t line, int num_lines, std::int64_t first) {
+    Seen by_line[LANES];
+    Seen any = {TILE, 0};
+    for (int r = 0; r < num_lines; ++r) {
+      const Seen one = by_line[r] = seen(line + r, first);
+      if (!one.empty()) any = {min(any.begin, one.begin), max(any.end, one.end)};
+    }
+    if (any.empty()) return;
+
+    alignas(VECTOR_ALIGNMENT) float scores[2 * LANES * TILE];  // as 16 rows are read from a line on; half is written
+    const std::int64_t skipped = any.begin / LANES * LANES;
+    multiply_in_tiles(vectors(any.end - skipped), as<Pair>(scratch_.queries) + line * depth_, depth_,
+                      as<Pair>(scratch_.keys) + skipped, TILE, depth_, scores + skipped, TILE, false);
+    for (int r = 0; r < num_lines; ++r) {
+      float* const row = scores + r * TILE;
+      if (by_line[r].empty()) {
+        clear(row, 0, TILE / LANES);
+        continue;
+      }
+      soften(row, by_line[r], line + r);
+      clear(row, 0, by_line[r].begin / LANES);
+      clear(row, vectors(by_line[r].end), TILE / LANES);
+    }
+
+    const std::int64_t begin = any.begin / 2 / TILE_PAIRS * TILE_PAIRS, end = vectors((any.end + 1) / 2) * TILE_PAIRS;
+    bool has_infinite = false;
+    for (std::int64_t i = begin; i < end; ++i) has_infinite |= scratch_.has_infinite[i];
+    const Pair* const values = as<Pair>(scratch_.values) + begin * stride_;
+    if (!has_infinite) return add_in_tiles(scores, values, begin, end, line, num_lines);
+    for (int r = 0; r < num_lines; ++r) {
+      const auto size = static_cast<std::size_t>((end - begin) * stride_) * sizeof(Pair);
+      std::memcpy(scratch_.visible, values, size);
+      for (std::int64_t c = 2 * begin; c < 2 * end; ++c) {
+        if (by_line[r].begin <= c && c < by_line[r].end) continue;
+        for (std::int64_t i = 0; i < stride_; ++i) {
+          reinterpret_cast<bfloat16*>(scratch_.visible)[((c / 2 - begin) * stride_ + i) * 2 + c % 2] = {};
+        }
+      }
+      add_in_tiles(scores + r * TILE, as<Pair>(scratch_.visible), begin, end, line + r, 1);
+    }
+  }
+
+  // Probabilities of vectors [begin, end) of a tile are zero.
+  static void clear(float* probabilities, std::int64_t begin, std::int64_t end) {
+    auto* const cleared = reinterpret_cast<bfloat16*>(probabilities);
+    for (std::int64_t v = begin; v < end; ++v) store(cleared + v * LANES, vfloat{});
+  }
+
+  // Probabilities of pairs [begin, end) times their values are added to what lines have.
+  void add_in_tiles(const float* probabilities, const Pair* values, std::int64_t begin, std::int64_t end,
+                    std::int64_t line, int num_lines) {
+    const Pair* const some = as<Pair>(probabilities) + begin;
+    float* const sums = scratch_.accumulator + line * stride_;
+    if (num_lines == TILE_ROWS) {
+      return multiply_in_tiles(vecs_, some, TILE, values, stride_, end - begin, sums, stride_, true);
+    }
+    alignas(VECTOR_ALIGNMENT) float whole[TILE_ROWS * VECS * LANES];  // of which num_lines rows are lines
+    for (std::int64_t v = 0; v < vecs_; v += VECS) {
+      const std::int64_t num_vecs = min(VECS, vecs_ - v);
+      const auto size = static_cast<std::size_t>(num_vecs * LANES) * sizeof(float);
+      for (int r = 0; r < num_lines; ++r) std::memcpy(whole + r * VECS * LANES, sums + r * stride_ + v * LANES, size);
+      multiply_in_tiles(num_vecs, some, TILE, values + v * LANES, stride_, end - begin, whole, VECS * LANES, true);
+      for (int r = 0; r < num_lines; ++r) std::memcpy(sums + r * stride_ + v * LANES, whole + r * VECS * LANES, size);
+    }
+  }
+#endif
 
   using Probability = std::conditional_t<std::is_same_v<E, Pair>, bfloat16, float>;
 
@@ -427,6 +479,9 @@ inline void for_lines(const Block& block, std::int64_t kv_head, std::int64_t gro
 
 template <typename T>
 void attend_as(const TreeAttention& call, const WorkItem& item, Scratch& scratch) {
+#if defined(__AMX_BF16__)
+  const TilesInUse tiles;
+#endif
   Lines<T> lines(call, scratch);
   const Gather<T> gather(call, item.kv_head);
   const std::int64_t group_size = call.q.num_heads / call.k_new.num_heads;
@@ -455,7 +510,13 @@ void attend_as(const TreeAttention& call, const WorkItem& item, Scratch& scratch
     const auto attend_shared = [&](const PathTile& next) {
       const bool is_alone = num_rows == 1 && end - begin <= 2 * FEW &&
                             (&next == &shared || own_slots(shared, next) >= MANY_OWN);
-      if (is_alone) {
+      if constexpr (IN_TILES<typename OperandOf<T>::Type>) {
+        if (begin < end) {
+          if (is_alone && &next != &shared) gather.ask(next);
+          gather(shared, scratch);
+          lines.attend(begin, end, first);
+        }
+      } else if (is_alone) {
         if (!is_found) gather.find(shared, scratch_zeros, *places);
         gather.find(next, scratch_zeros, *soon);
         lines.attend_in_place(begin, end, first, *places, *soon, scratch_zeros,

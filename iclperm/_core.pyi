@@ -140,6 +140,32 @@ def thin_product(
     from memory once, where it lies. Cost: 2 M N H flops, N H numbers read.
     """
 
+def has_tile_products() -> bool:
+    """Whether the instructions in use multiply bfloat16 in tiles (AMX)."""
+
+def laid_out_size(num_outputs: int, num_columns: int) -> int:
+    """Numbers of a matrix [N, H] as `lay_out_tiles` lays it out."""
+
+def tile_product(
+    x: Elements,
+    weight: Elements,
+    out: Elements,
+    bias: Elements | None = None,
+    *,
+    is_laid_out: bool = False,
+    num_threads: int = 1,
+) -> None:
+    """x [M, H] times ``weight`` [N, H] transposed, plus ``bias`` [N], into ``out`` [M, N], all bfloat16, H a multiple
+    of 32.
+
+    The weight may be what `lay_out_tiles` made of it, which is sooner done. A row's bits depend on that row alone: a
+    float32 to which, over each 32 columns in their order, is added the sum of two chains of fused products, of even
+    columns and of odd ones, where numbers below 1.2e-38 are zero; then the bias. Cost: 2 M N H flops.
+    """
+
+def lay_out_tiles(weight: Elements, out: Elements, *, num_threads: int = 1) -> None:
+    """``weight`` [N, H] as `tile_product` reads it fastest, into ``out`` [laid_out_size(N, H)]; both bfloat16."""
+
 def head_rows(
     logits: Elements, pair_row: Int64s, pair_id: Int64s, *, softcap: float = 0.0, num_threads: int = 1
 ) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.int32], npt.NDArray[np.bool_], npt.NDArray[np.float32]]:

@@ -120,6 +120,21 @@ def thin(**changes: object) -> None:
     _core.thin_product(**(arguments | changes))
 
 
+def tiles(**changes: object) -> None:
+    shapes = {"x": (3, 64), "weight": (5, 64), "out": (3, 5)}
+    _core.tile_product(**{name: zeros(*shape, dtype=np.uint16) for name, shape in shapes.items()} | changes)
+
+
+def lay_out(rows: object, size: int = 2048) -> None:
+    _core.lay_out_tiles(rows, zeros(size, dtype=np.uint16))
+
+
+def without_tiles() -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("ICLPERM_ISA", "baseline")
+        tiles()
+
+
 def head(rows: tuple[int, ...], ids: tuple[int, ...], num_columns: int = 3, **options: Any) -> None:
     _core.head_rows(zeros(2, num_columns), ints(*rows), ints(*ids), **options)
 
@@ -305,6 +320,30 @@ REFUSALS = {
             lambda: thin(out=zeros(3, 4)),
         ),
         Refusal("bias has shape (4,); weight (5, 4) asks for an entry of each row", lambda: thin(bias=zeros(4))),
+        Refusal("x is not of bfloat16", lambda: tiles(x=zeros(3, 64))),
+        Refusal("weight is not of bfloat16", lambda: lay_out(zeros(5, 64))),
+        Refusal(
+            "out has shape (2, 5); x (3, 64) asks for a row of each",
+            lambda: tiles(out=zeros(2, 5, dtype=np.uint16)),
+        ),
+        *(
+            Refusal(
+                f"weight has shape {shape}; x (3, 64) and out (3, 5) ask for another",
+                lambda weight=weight, laid=laid: tiles(weight=weight, is_laid_out=laid),
+            )
+            for shape, weight, laid in (
+                ("(5, 32)", zeros(5, 32, dtype=np.uint16), False),
+                ("(2047,)", zeros(2047, dtype=np.uint16), True),
+            )
+        ),
+        Refusal(
+            "bias has shape (4,); out (3, 5) asks for an entry of each column",
+            lambda: tiles(bias=zeros(4, dtype=np.uint16)),
+        ),
+        Refusal(
+            "out has shape (2047,); weight (5, 64) asks for 2048 numbers",
+            lambda: lay_out(zeros(5, 64, dtype=np.uint16), 2047),
+        ),
         Refusal("x (3, 4), block 3: bfloat16 needs even columns, strides and block", lambda: thin_pairs(3)),
         Refusal("k_new has head dimension 8 and q 0; they must be equal", lambda: attention(q=zeros(5, 4, 0))),
         Refusal("out is read-only", lambda: attention(out=read_only(5, 4, 8))),
@@ -363,20 +402,40 @@ REFUSALS = {
         ),
     ],
     "isa.cpp": [
-        Refusal("ICLPERM_ISA=sse9 is none of baseline, avx2, avx512, avx512_bf16", lambda: isa("sse9")),
+        Refusal("ICLPERM_ISA=sse9 is none of baseline, avx2, avx512, avx512_bf16, amx_bf16", lambda: isa("sse9")),
         *(
             Refusal(
                 f"ICLPERM_ISA={name} cannot run on this processor or build; the best here is "
                 f"{_core.available_isas()[-1]}",
                 lambda name=name: isa(name),
             )
-            for name in ("avx2", "avx512", "avx512_bf16")
+            for name in ("avx2", "avx512", "avx512_bf16", "amx_bf16")
             if name not in _core.available_isas()
         ),
     ],
     "thin_product.cpp": [
         Refusal("block is 0; give 1 at least", lambda: thin(block=0)),
         Refusal("bfloat16 is multiplied on avx512_bf16 alone; this is baseline", thin_pairs),
+    ],
+    "tile_product.cpp": [
+        Refusal("tiles are of amx_bf16 alone; this is baseline", without_tiles),
+        *(
+            Refusal(
+                f"a matrix of {size[0]} outputs and {size[1]} columns cannot be laid out; give numbers from 0 to 2^31",
+                lambda size=size: _core.laid_out_size(*size),
+            )
+            for size in ((-1, 32), (8, -32), (2**31 + 1, 32), (8, 2**62))
+        ),
+        *(
+            [
+                Refusal(
+                    "x has 40 columns; give a multiple of 32, and one at least",
+                    lambda: tiles(x=zeros(3, 40, dtype=np.uint16), weight=zeros(5, 40, dtype=np.uint16)),
+                )
+            ]
+            if "amx_bf16" in _core.available_isas()
+            else []
+        ),
     ],
     "parallel.cpp": [
         *(
@@ -542,10 +601,15 @@ OUT_OF_REACH = {
         "the deepest path and eight more are 2147483648 tokens; positions end at 2^31 - 1": "takes trees of 2^31 "
         "tokens: over 20 GiB of memory",
     },
+    "tile_product.cpp": {  # provoked above wherever there are tiles
+        "x has 40 columns; give a multiple of 32, and one at least": "this processor has no tiles"
+    }
+    if "amx_bf16" not in _core.available_isas()
+    else {},
     "isa.cpp": {  # provoked above wherever there is such an instruction set
         "ICLPERM_ISA=avx512 cannot run on this processor or build; the best here is avx2": "this processor has all"
     }
-    if len(_core.available_isas()) == 4
+    if len(_core.available_isas()) == 5
     else {},
     "prefix_tree.cpp": {
         "the tree would have more than 2^31 nodes; split the requests": "takes 2^31 marks: over 40 GiB of memory",

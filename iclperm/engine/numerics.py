@@ -14,7 +14,7 @@ from torch import nn
 from iclperm import _core
 from iclperm.engine.device import fixed_precision, gpu_versions
 from iclperm.engine.kernels import head
-from iclperm.engine.kernels.linear import MatrixProduct
+from iclperm.engine.kernels.linear import MatrixProduct, multiplied_by
 from iclperm.engine.kernels.triton_launch import installed_version
 from iclperm.engine.model import TreeModel
 from iclperm.engine.plain_model import PlainModel
@@ -32,7 +32,7 @@ def numerics_of(model: PlainModel, pack_tokens: int | None, memory_budget: int |
     return {
         "attention": model.attention,
         "layers": model.layers,
-        "products": "onednn" if is_fused and model.uses_onednn else "torch",
+        "products": multiplied_by(model.device, model.dtype) if is_fused else "torch",
         "head": head_of(model),
         "isa": _core.isa() if on_cpu and (model.attention == "native" or is_fused) else None,
         "triton": None if on_cpu and model.attention != "triton" else installed_version(),
@@ -51,10 +51,12 @@ def numerics_of(model: PlainModel, pack_tokens: int | None, memory_budget: int |
 
 
 def head_of(model: PlainModel) -> str:
-    """What reads the rows that are scored: ``triton``, ``onednn`` or ``torch``."""
+    """What reads the rows that are scored: ``triton``, ``amx``, ``onednn`` or ``torch``."""
     if not isinstance(model, TreeModel):
         return "torch"
-    return "triton" if model.fuses_head else "onednn" if model.head_is_onednn else "torch"
+    if model.fuses_head:
+        return "triton"
+    return multiplied_by(model.device, model.dtype, is_head=True) if model.head_is_onednn else "torch"
 
 
 def _attends_live_rows(model: PlainModel) -> bool:

@@ -49,3 +49,25 @@ def chained_pairs(x: Floats, weight: Floats, bias: Floats | None, *, block: int,
     """
     swapped = np.arange(x.shape[1]) ^ 1
     return chained(x[:, swapped], weight[:, swapped], bias, block=block, bias_first=bias_first)
+
+
+def in_tiles(x: Floats, weight: Floats, bias: Floats | None) -> Floats:
+    """x [M, H] times weight [N, H] transposed, plus bias [N], of bfloat16 numbers as x86's tiles add up (AMX).
+
+    Over each 32 columns the even ones and the odd ones are a chain of ``fused`` each, from zero; what the two come to
+    is added to the sum of the columns before. Numbers below 2^-126 are zero. Float32, not yet rounded.
+    """
+    shape = x.shape[0], weight.shape[0]
+    x, weight = _flushed(x), _flushed(weight)
+    total = np.zeros(shape, np.float32)
+    for begin in range(0, x.shape[1], 32):
+        even, odd = np.zeros((2, *shape), np.float32)
+        for k in range(begin, min(begin + 32, x.shape[1]), 2):
+            pair = ((np.broadcast_to(x[:, j : j + 1], shape), np.broadcast_to(weight[:, j], shape)) for j in (k, k + 1))
+            even, odd = (_flushed(fused(*each, chain)) for each, chain in zip(pair, (even, odd), strict=True))
+        total = _flushed(total + _flushed(even + odd))
+    return total if bias is None else total + bias
+
+
+def _flushed(numbers: Floats) -> Floats:
+    return np.where(np.abs(numbers) < np.float32(2.0**-126), np.copysign(np.float32(0), numbers), numbers)

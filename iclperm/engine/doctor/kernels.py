@@ -11,6 +11,7 @@ from torch import nn
 
 from iclperm.engine.doctor.privacy import first_line
 from iclperm.engine.kernels import rowwise
+from iclperm.engine.kernels.linear import multiplied_by
 from iclperm.engine.kernels.rowwise import CentredNorm, RmsNorm
 from iclperm.engine.kernels.triton_compilation import (
     MAX_HEAD_DIM,
@@ -57,7 +58,7 @@ def ways(model: PlainModel) -> list[PartWay]:
     """What runs each part of a model as it stands."""
     if not isinstance(model, TreeModel):
         return [PartWay("prompts", "plain", "the prefix tree does not serve it")]
-    products = "onednn" if model.layers == "fused" and model.uses_onednn else "torch"
+    products = multiplied_by(model.device, model.dtype) if model.layers == "fused" else "torch"
     is_cpu = model.device.type == "cpu"
     return [
         PartWay("attention", model.attention, _why_not_attention(model)),

@@ -1,4 +1,4 @@
-"""Matrix products of our decoder layers and of the head: oneDNN's on an x86 CPU, torch's own elsewhere.
+"""Matrix products of our decoder layers and of the head: oneDNN's on an x86 CPU, torch's own elsewhere; ours in tiles.
 
 torch sends float32 products on a CPU to MKL, which on AMD's processors keeps to AVX2: where there is AVX-512 it is
 15-25 % slower than oneDNN. With AVX2 alone it is the faster one in layers, but not for the many outputs of the head
@@ -8,6 +8,9 @@ bfloat16 torch takes oneDNN itself.
 Of few rows either reaches a third to two thirds of what the processor can do. Both add up by a plain rule, chains of
 fused multiplications over blocks of columns, oneDNN bfloat16 in pairs, so few rows are multiplied by a kernel of our
 own (csrc/thin_product.hpp) in the very order that the library was found to have: the same bits, sooner.
+
+Where the processor multiplies bfloat16 in tiles (AMX) the library takes them or not by how many rows there are, and the
+last bits with them. There all rows are multiplied in tiles by a kernel of our own (csrc/tile_product.hpp).
 """
 
 from __future__ import annotations
@@ -38,6 +41,8 @@ FEWEST_ENTRIES = 1 << 17
 """Of a matrix; a smaller one lies in the caches as MKL wants it, which is up to twice as fast there."""
 FEWEST_PACKED_ENTRIES = 1 << 16
 """Of a matrix that is laid out once; a smaller one is so in no time."""
+TILE_COLUMNS = 32
+"""Of which a tile's product adds up so many: a matrix that is multiplied in tiles has whole ones."""
 PACKED_ROWS = 2048
 """What laying a matrix out takes, a product of 100 to 400 rows does, and what it saves is a twentieth at least."""
 _PACKED_OUTPUTS = 1024  # of a drawn one
@@ -52,6 +57,17 @@ _FEWEST_COLUMNS = 16  # with fewer, orders can hardly be told apart
 def uses_onednn(device: torch.device, dtype: torch.dtype, *, is_head: bool = False) -> bool:
     """Whether ``linear`` runs oneDNN's product rather than torch's own."""
     return device.type == "cpu" and _is_onednn(dtype, is_head)
+
+
+def multiplied_by(device: torch.device, dtype: torch.dtype, *, is_head: bool = False) -> str:
+    """What ``linear`` runs of most matrices: ``amx``, which are our products in tiles, ``onednn`` or ``torch``."""
+    if device.type == "cpu" and _is_tiled(dtype):
+        return "amx"
+    return "onednn" if uses_onednn(device, dtype, is_head=is_head) else "torch"
+
+
+def _is_tiled(dtype: torch.dtype) -> bool:
+    return dtype == torch.bfloat16 and _core.has_tile_products()
 
 
 @cache
@@ -72,7 +88,7 @@ def _has_bfloat16() -> bool:
 
 def few_rows() -> int:
     """How many rows are few, with the threads of now."""
-    share = 2 if _core.isa().startswith("avx512") else 1
+    share = 1 if _core.isa() in ("baseline", "avx2") else 2
     return FEW_ROWS * min(2, torch.get_num_threads()) // share
 
 
@@ -183,6 +199,10 @@ class MatrixProduct:
     def __call__(self, x: torch.Tensor, room: OutputRoom | None = None) -> torch.Tensor:
         """Of x [M, H]; where our kernel runs, in the ``room`` if one is given."""
         num_rows = x.shape[0]
+        if self.is_tiled:
+            copy = None if self.copied is None else self.copied.of(self, num_rows)
+            weight = self.weight if copy is None else copy
+            return _in_tiles(x, weight, self.weight.shape[0], self.bias, room if num_rows <= few_rows() else None)
         order = self.order if num_rows <= few_rows() else None
         if order is not None and room is not None:  # what oneDNN gives takes new pages, which cost more than it saves
             return self.in_order(x, order, room)
@@ -192,23 +212,39 @@ class MatrixProduct:
         return self.by_library(x, copy)
 
     def by_library(self, x: torch.Tensor, copy: torch.Tensor | None = None) -> torch.Tensor:
-        """Of x [M, H], by oneDNN, with the matrix as ``packed`` if that is given, or torch."""
-        if not self.is_onednn:
-            return nn.functional.linear(x, self.weight, self.bias)
+        """Of x [M, H], as many rows are: in tiles, by oneDNN or torch, of the ``packed`` matrix if that is given."""
         weight = self.weight if copy is None else copy
+        if self.is_tiled:
+            return _in_tiles(x, weight, self.weight.shape[0], self.bias)
+        if not self.is_onednn:
+            return nn.functional.linear(x, weight, self.bias)
         product: torch.Tensor = torch.ops.mkldnn._linear_pointwise(x, weight, self.bias, "none", [], "")
         return product
 
     def packed(self) -> torch.Tensor:
-        """The matrix as oneDNN lays it out, which `by_library` alone can read."""
-        copy: torch.Tensor = torch.ops.mkldnn._reorder_linear_weight(self.weight.detach().contiguous(), PACKED_ROWS)
-        return copy
+        """The matrix as oneDNN, or our kernel in tiles, lays it out, which `by_library` alone can read."""
+        weight = self.weight.detach()
+        if self.is_tiled:
+            copy = weight.new_empty(_core.laid_out_size(*weight.shape))
+            _core.lay_out_tiles(as_numpy(weight), as_numpy(copy), num_threads=torch.get_num_threads())
+            return copy
+        copied: torch.Tensor = torch.ops.mkldnn._reorder_linear_weight(weight.contiguous(), PACKED_ROWS)
+        return copied
+
+    @cached_property
+    def is_tiled(self) -> bool:
+        """Whether every number of rows is multiplied in the processor's tiles."""
+        weight, bias = self.weight, self.bias
+        is_ours = weight.device.type == "cpu" and _is_tiled(weight.dtype) and weight.stride(1) == 1
+        return (
+            is_ours and weight.shape[1] % TILE_COLUMNS == 0 < weight.numel() and (bias is None or bias.stride(0) == 1)
+        )
 
     @cached_property
     def packed_key(self) -> _Key | None:
         """Of the memory that the matrix lies in; None if it is not one to be laid out once."""
         weight = self.weight
-        if not self.is_onednn or weight.numel() < FEWEST_PACKED_ENTRIES:
+        if not (self.is_onednn or self.is_tiled) or weight.numel() < FEWEST_PACKED_ENTRIES:
             return None
         return weight.data_ptr(), tuple(weight.shape), weight.stride()
 
@@ -224,10 +260,12 @@ class MatrixProduct:
 
     @property
     def keeps_bits_packed(self) -> bool:
-        """Whether a product of this shape has the same bits with its matrix ``packed``, found out once.
+        """Whether a product of this shape has the same bits with its matrix ``packed``: found out once of a library.
 
         Cost, the first time: some products with a drawn matrix of 1,024 outputs at most, and with this one.
         """
+        if self.is_tiled:
+            return True
         key = (*self.layout, *_here())
         if key not in _KEPT:
             outputs, columns = self.weight.shape
@@ -272,6 +310,8 @@ class MatrixProduct:
         """
         weight, bias = self.weight, self.bias
         if weight.device.type != "cpu" or weight.dtype not in _DTYPES or weight.numel() < FEWEST_ENTRIES:
+            return None
+        if self.is_tiled:
             return None
         is_paired = weight.dtype == torch.bfloat16
         if not _core.has_fused_products(bfloat16=is_paired):
@@ -323,7 +363,7 @@ class JoinedProducts:
 
     def __init__(self, products: Sequence[MatrixProduct], copied: PackedWeights | None) -> None:
         can_be = all(each.packed_key is not None for each in products)
-        can_be &= len({each.bias is None for each in products}) == 1
+        can_be &= len({(each.is_tiled, each.bias is None) for each in products}) == 1
         self._copied = copied if can_be else None
         self._products = products if self._copied is None else [replace(each, copied=None) for each in products]
 
@@ -342,6 +382,8 @@ class JoinedProducts:
 
     def by_library(self, x: torch.Tensor, copy: torch.Tensor) -> torch.Tensor:
         """All products [M, N] side by side, with the matrices as ``packed``."""
+        if self._products[0].is_tiled:
+            return _in_tiles(x, copy, self.shape[0], self._bias)
         product: torch.Tensor = torch.ops.mkldnn._linear_pointwise(x, copy, self._bias, "none", [], "")
         return product
 
@@ -376,6 +418,8 @@ class JoinedProducts:
     @property
     def keeps_bits_packed(self) -> bool:
         """As of `MatrixProduct`, told from what the products give by themselves."""
+        if self._products[0].is_tiled:
+            return True
         layouts = tuple(product.layout for product in self._products)
         key = (layouts, *_here())
         if key not in _KEPT:
@@ -403,6 +447,27 @@ class JoinedProducts:
             if not torch.equal(self.by_library(some, copy), apart):
                 return False
         return True
+
+
+def _in_tiles(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    num_outputs: int,
+    bias: torch.Tensor | None,
+    room: OutputRoom | None = None,
+) -> torch.Tensor:
+    """x [M, H] @ weight.T + bias [M, N] by our kernel in tiles; the weight as it is, or as it is laid out [..]."""
+    num_rows = x.shape[0]
+    out = x.new_empty(num_rows, num_outputs) if room is None else room.of(num_rows, num_outputs, x.dtype)
+    _core.tile_product(
+        as_numpy(x),
+        as_numpy(weight.detach()),
+        as_numpy(out),
+        None if bias is None else as_numpy(bias.detach()),
+        is_laid_out=weight.ndim == 1,
+        num_threads=torch.get_num_threads(),
+    )
+    return out
 
 
 def _compared_rows(a_row: int) -> Iterator[int]:
