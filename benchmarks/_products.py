@@ -14,7 +14,7 @@ from unittest import mock
 
 import torch
 
-from iclperm.engine.kernels.linear import JoinedProducts, MatrixProduct, uses_onednn
+from iclperm.engine.kernels.linear import JoinedProducts, MatrixProduct, PackedWeights, uses_onednn
 
 # Rows that are measured; between them lines are straight.
 ROWS = (8, 16, 24, 32, 48, 64, 96, 128, 256, 512, 1024, 2048, 4096)
@@ -32,22 +32,26 @@ def clock() -> float:
 
 @dataclass
 class Products:
-    """All products within `recorded`: how often which rows met a matrix [outputs, inputs], and the seconds of each."""
+    """All products within `recorded`: how often which rows met a matrix [outputs, inputs], and the seconds of each.
+
+    ``laying_out`` are the seconds that second copies took to be made and compared, which are in none of these.
+    """
 
     calls: dict[Shape, Counter[int]] = field(default_factory=lambda: defaultdict(Counter))
     seconds: dict[Shape, float] = field(default_factory=lambda: defaultdict(float))
+    laying_out: float = 0.0
     matrices: dict[Shape, dict[int, MatrixProduct | JoinedProducts]] = field(default_factory=lambda: defaultdict(dict))
 
     @contextmanager
     def recorded(self) -> Iterator[None]:
         """Within: every product of the engine's layers and head adds up here."""
-        call, joined = MatrixProduct.__call__, JoinedProducts.joined
+        call, joined, copy_of = MatrixProduct.__call__, JoinedProducts.joined, PackedWeights.of
 
         def told(product: MatrixProduct, x: torch.Tensor, *room: Any) -> torch.Tensor:
-            started = clock()
+            started, before = clock(), self.laying_out
             result = call(product, x, *room)
             shape = (product.weight.shape[0], product.weight.shape[1])
-            self.seconds[shape] += clock() - started
+            self.seconds[shape] += clock() - started - (self.laying_out - before)
             self.calls[shape][x.shape[0]] += 1
             self.matrices[shape].setdefault(product.weight.data_ptr(), product)
             return result
@@ -60,7 +64,14 @@ class Products:
             self.matrices[products.shape].setdefault(hash(products.packed_key), products)
             return result
 
+        def told_of_copy(copied: PackedWeights, *given: Any) -> torch.Tensor | None:
+            started = clock()
+            copy = copy_of(copied, *given)
+            self.laying_out += clock() - started
+            return copy
+
         with (
+            mock.patch.object(PackedWeights, "of", told_of_copy),
             mock.patch.object(MatrixProduct, "__call__", told),
             mock.patch.object(JoinedProducts, "joined", told_of_joined),
         ):
@@ -119,6 +130,9 @@ def _candidates(product: MatrixProduct) -> dict[str, Product]:
         packed = mkldnn._reorder_linear_weight(weight.contiguous(), 64)
         found["oneDNN"] = lambda x: mkldnn._linear_pointwise(x, weight, bias, "none", [], "")
         found["oneDNN, packed"] = lambda x: mkldnn._linear_pointwise(x, packed, bias, "none", [], "")
+    if product.is_tiled:
+        laid_out = product.packed()
+        found["ours, laid out"] = lambda x: product.by_library(x, laid_out)
     if (order := product.order) is not None:
         found["ours"] = partial(product.in_order, order=order)
     return found

@@ -50,12 +50,16 @@ def ours(model: Any, work: Any, num_new: int) -> tuple[Callable[[], Texts], Any]
     def run() -> Texts:
         plan = plan_product(paths, work.queries, [[0]])
         place = {tuple(cell): number for number, cell in enumerate(work.cells.tolist())}
-        given = {int(distinct): number for number, distinct in enumerate(plan.context_index.tolist())}
+        given: dict[int, list[int]] = {}  # a context may be a prefix of several paths
+        for number, distinct in enumerate(plan.context_index.tolist()):
+            given.setdefault(distinct, []).append(number)
         texts: Texts = [[] for _ in place]
         for result in engine.generate_units(plan, max_new_tokens=num_new):
             cells = [(given[c], q) for c in result.contexts.tolist() for q in result.queries.tolist()]
-            for cell, ids in zip(cells, result.outputs.token_ids, strict=True):
-                texts[place[cell]] = ids.tolist()
+            for (numbers, query), ids in zip(cells, result.outputs.token_ids, strict=True):
+                for number in numbers:
+                    if (number, query) in place:
+                        texts[place[number, query]] = ids.tolist()
         return texts
 
     return run, engine

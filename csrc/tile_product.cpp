@@ -10,7 +10,7 @@
 namespace iclperm {
 namespace {
 
-constexpr std::int64_t CHUNK = 1 << 17;  // numbers of panels that stay in a core's own memory while rows go by
+constexpr std::int64_t CHUNK = 1 << 19;  // numbers of panels that stay in a core's own memory while rows go by
 
 std::int64_t in_parts_of(std::int64_t all, std::int64_t part) { return (all + part - 1) / part; }
 

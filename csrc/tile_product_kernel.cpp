@@ -13,11 +13,50 @@ constexpr std::int64_t TILE_STRIDE = TILE_COLUMNS * sizeof(std::uint16_t);
 
 inline std::int64_t min(std::int64_t a, std::int64_t b) { return a < b ? a : b; }
 
+// Sums [rows, 32] of some rows and a panel that have still to be rounded and written. That is done some rows at a time
+// between the products of the next ones, which leave the processor's other parts idle.
+class Pending {
+ public:
+  // Where the next sums go, once all of these are written.
+  float* begin(const TileProduct& call, std::int64_t row, std::int64_t num_rows, std::int64_t panel) {
+    const std::int64_t first = panel * PANEL_OUTPUTS;
+    num_outputs_ = min(PANEL_OUTPUTS, call.num_outputs - first);
+    next_row_ = 0;
+    num_rows_ = num_rows;
+    y_ = reinterpret_cast<bfloat16*>(call.y) + row * call.y_stride + first;
+    y_stride_ = call.y_stride;
+    for (std::int64_t v = 0; v < 2; ++v) {
+      const std::int64_t left = num_outputs_ - v * LANES;
+      bias_[v] = call.bias == nullptr || left <= 0
+                     ? vfloat{}
+                     : load_some(reinterpret_cast<const bfloat16*>(call.bias) + first + v * LANES, left);
+    }
+    return sums_;
+  }
+
+  void write(std::int64_t most_rows) {
+    for (const std::int64_t end = min(next_row_ + most_rows, num_rows_); next_row_ < end; ++next_row_) {
+      const float* const sums = sums_ + next_row_ * PANEL_OUTPUTS;
+      bfloat16* const y = y_ + next_row_ * y_stride_;
+      for (std::int64_t v = 0; v * LANES < num_outputs_; ++v) {
+        store_some(y + v * LANES, num_outputs_ - v * LANES, load(sums + v * LANES) + bias_[v]);
+      }
+    }
+  }
+
+ private:
+  alignas(64) float sums_[BLOCK_ROWS * PANEL_OUTPUTS];
+  vfloat bias_[2] = {};
+  bfloat16* y_ = nullptr;
+  std::int64_t y_stride_ = 0, num_outputs_ = 0, next_row_ = 0, num_rows_ = 0;
+};
+
 // Sums [NUM_TILES * 16, 32] of as many rows of x and a panel.
 template <int NUM_TILES>
 inline void multiply_panel(const std::uint16_t* x, std::int64_t x_stride, const std::uint16_t* panel,
-                           std::int64_t num_columns, float* sums) {
+                           std::int64_t num_columns, float* sums, Pending& before) {
   const std::int64_t row_bytes = x_stride * static_cast<std::int64_t>(sizeof *x);
+  const std::int64_t written = (BLOCK_ROWS * TILE_COLUMNS + num_columns - 1) / num_columns;  // rows a step
   zero_tile<0>();
   zero_tile<1>();
   if constexpr (NUM_TILES == 2) {
@@ -35,6 +74,7 @@ inline void multiply_panel(const std::uint16_t* x, std::int64_t x_stride, const 
       multiply_tiles<2, 5, 6>();
       multiply_tiles<3, 5, 7>();
     }
+    before.write(written);
   }
   constexpr std::int64_t STRIDE = PANEL_OUTPUTS * sizeof(float);
   store_tile<0>(sums, STRIDE);
@@ -42,14 +82,6 @@ inline void multiply_panel(const std::uint16_t* x, std::int64_t x_stride, const 
   if constexpr (NUM_TILES == 2) {
     store_tile<2>(sums + TILE_ROWS * PANEL_OUTPUTS, STRIDE);
     store_tile<3>(sums + TILE_ROWS * PANEL_OUTPUTS + LANES, STRIDE);
-  }
-}
-
-// One row of sums [32], rounded, to as many outputs as there are.
-inline void finish(const float* sums, const vfloat (&bias)[2], std::int64_t num_outputs, std::uint16_t* y) {
-  auto* const out = reinterpret_cast<bfloat16*>(y);
-  for (std::int64_t v = 0; v * LANES < num_outputs; ++v) {
-    store_some(out + v * LANES, num_outputs - v * LANES, load(sums + v * LANES) + bias[v]);
   }
 }
 
@@ -77,7 +109,8 @@ void lay_out_panels(const TileProduct& call, std::int64_t begin, std::int64_t en
 void multiply_panels(const TileProduct& call, std::int64_t row_begin, std::int64_t row_end, std::int64_t begin,
                      std::int64_t end, const std::uint16_t* panels, std::uint16_t* scratch) {
   const TilesInUse tiles;
-  alignas(64) float sums[BLOCK_ROWS * PANEL_OUTPUTS];
+  Pending pending[2];
+  int turn = 0;
   for (std::int64_t row = row_begin; row < row_end; row += BLOCK_ROWS) {
     const std::int64_t num_rows = min(BLOCK_ROWS, row_end - row);
     const std::uint16_t* x = call.x + row * call.x_stride;
@@ -92,24 +125,17 @@ void multiply_panels(const TileProduct& call, std::int64_t row_begin, std::int64
     }
     for (std::int64_t panel = begin; panel < end; ++panel) {
       const std::uint16_t* const laid_out = panels + (panel - begin) * PANEL_OUTPUTS * call.num_columns;
+      Pending& before = pending[turn];
+      turn = 1 - turn;
+      float* const sums = pending[turn].begin(call, row, num_rows, panel);
       if (num_rows > TILE_ROWS) {
-        multiply_panel<2>(x, x_stride, laid_out, call.num_columns, sums);
+        multiply_panel<2>(x, x_stride, laid_out, call.num_columns, sums, before);
       } else {
-        multiply_panel<1>(x, x_stride, laid_out, call.num_columns, sums);
-      }
-      const std::int64_t first = panel * PANEL_OUTPUTS, num_outputs = min(PANEL_OUTPUTS, call.num_outputs - first);
-      vfloat bias[2] = {};
-      if (call.bias != nullptr) {
-        const auto* const shift = reinterpret_cast<const bfloat16*>(call.bias + first);
-        for (std::int64_t v = 0; v * LANES < num_outputs; ++v) {
-          bias[v] = load_some(shift + v * LANES, num_outputs - v * LANES);
-        }
-      }
-      for (std::int64_t r = 0; r < num_rows; ++r) {
-        finish(sums + r * PANEL_OUTPUTS, bias, num_outputs, call.y + (row + r) * call.y_stride + first);
+        multiply_panel<1>(x, x_stride, laid_out, call.num_columns, sums, before);
       }
     }
   }
+  pending[turn].write(BLOCK_ROWS);
 }
 
 }  // namespace iclperm::ICLPERM_ISA

@@ -3,10 +3,11 @@
 // The pack's rows are grouped in visits: rows at consecutive positions of one path. A visit lists the keys of its
 // ancestors as spans, in the order of their positions; spans lie in the pool (keys kept from earlier packs) or in the
 // pack itself. A block of query rows, the heads of one key-value head together, walks its path in tiles of TILE
-// positions. A tile's keys are gathered once, transposed and in float32, its values likewise; then
+// positions. A tile's keys are gathered once, transposed and in float32 or pairs of bfloat16, its values likewise; then
 //   scores = queries x keys^T,  online softmax,  accumulator += probabilities x values,
-// both products by the same register-blocked kernel, or in the processor's tiles (amx.hpp). Visits next to each other that share a tile share its gathering. The
-// keys of a row that decodes, which no other row has, are read where they lie instead, with the same bits.
+// both products by the same register-blocked kernel, or in the processor's tiles (amx.hpp), where every tile is gathered.
+// Visits next to each other that share a tile share its gathering. The keys of a row that decodes, which no other row
+// has, are read where they lie instead, with the same bits.
 //
 // A row's bits depend on its query and on the keys and values on its path alone. Tiles are cut by position; a score is
 // one chain of products in the order of the head's dimensions, an output one chain in the order of positions; a lane of

@@ -162,8 +162,9 @@ def test_the_last_layer_multiplies_scored_rows_alone(name: str, monkeypatch: pyt
             seen[id(module), outputs.start, outputs.stop] = x.shape[0]
             return product(x)
 
-        for told, given in (("weight", product.weight), ("bias", product.bias), ("packed_key", None)):
-            setattr(multiplied, told, given)
+        for told in ("weight", "bias", "is_tiled"):
+            setattr(multiplied, told, getattr(product, told))
+        multiplied.packed_key = None  # type: ignore[attr-defined]
         return multiplied
 
     monkeypatch.setattr(MatrixProduct, "of", counted)

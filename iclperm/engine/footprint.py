@@ -21,7 +21,7 @@ from iclperm.engine.decode import GenerationLimits
 from iclperm.engine.facts import ModelFacts
 from iclperm.engine.forward import PassLimits
 from iclperm.engine.kernels.chunks import CHUNK
-from iclperm.engine.kernels.linear import FEWEST_PACKED_ENTRIES, few_rows, uses_onednn
+from iclperm.engine.kernels.linear import FEWEST_PACKED_ENTRIES, MatrixProduct, few_rows, uses_onednn
 from iclperm.engine.layers import rows_at_once
 from iclperm.engine.memory import all_bytes
 from iclperm.engine.model import TreeModel
@@ -76,7 +76,7 @@ class Footprint:
     offloaded or recomputed, and ``hidden_states`` are what a recomputed path's packs hold between layers;
     ``token_rows`` are queries, keys and values that the first layer keeps by token id; ``activations`` are those of
     the largest pack in the layer that needs most; ``logits`` are those of the rows read at once, as far as they do not
-    fit where activations were. On a CPU, ``copied_weights`` are second copies of matrices, laid out for its products,
+    fit where activations were, and of few rows all. On a CPU, ``copied_weights`` are second copies of matrices, laid out for its products,
     and ``working`` is what the host needs beside: the plan, the tokenizer, and what the libraries keep for later; both
     are 0 on a GPU.
     """
@@ -165,6 +165,7 @@ class Sizes:
     live_chunk: int  # states of a live row's heads for a chunk of its path; 0 where they are none
     widened: int  # weights of half precision that are float32 at once in that check
     most_logits: int  # rows of logits that are read at once
+    has_onednn_head: bool
     matrix: int  # of the largest matrix of a layer
     num_products: int  # shapes of matrices that oneDNN generates code for
     num_checked_rows: int  # different numbers of rows that the first-use check multiplies
@@ -216,6 +217,7 @@ class Sizes:
             live_chunk=_live_chunk_bytes(model),
             widened=_widened_bytes(model) if checks else 0,
             most_logits=model.limits.logit_rows(facts.vocab_size, place),
+            has_onednn_head=paths.has_onednn_head,
             matrix=max(weight.nbytes if weight.ndim == 2 else weight[0].nbytes for weight, _ in body),
             num_products=len(shapes) + bool(copied) if paths.has_onednn else 0,  # queries, keys and values as one
             num_checked_rows=_CHECKED_ROW_COUNTS.get(model.dtype, 0) if checks else 0,
@@ -287,9 +289,13 @@ class Sizes:
             hidden_states=0 if way is None else way.rows * self.hidden,
             token_rows=token_rows,
             activations=activations,
-            logits=max(read if has_own_pages else read - activations, checked - activations, 0),
+            logits=max(read if has_own_pages else read - activations, checked - activations, self._kept_logits(), 0),
             working=working + (_PRODUCT_BYTES * self._products_seen(row_counts, pack_tokens) if self.is_host else 0),
         )
+
+    def _kept_logits(self) -> int:
+        """Logits of few rows have memory of their own, which stays."""
+        return min(self.most_logits, few_rows()) * self.logits if self.is_host and self.has_onednn_head else 0
 
     def _activations(self, rows: int, keys: int) -> int:
         """What a pack takes in the layer that needs most, with what the heap loses."""
@@ -462,8 +468,11 @@ def _copied_bytes(model: PlainModel, place: torch.device, paths: Ways) -> int:
     if place.type != "cpu":
         return 0
     matrices = [weight for weight, _ in _matrices(model)] if paths.is_fused and uses_onednn(place, model.dtype) else []
-    if paths.has_onednn_head and model.limits.logit_rows(model.facts.vocab_size, place) > few_rows():
-        matrices.append(model.model.get_output_embeddings().weight)  # type: ignore[no-untyped-call]
+    if paths.has_onednn_head:
+        head = model.model.get_output_embeddings()  # type: ignore[no-untyped-call]
+        has_many_rows = model.limits.logit_rows(model.facts.vocab_size, place) > few_rows()
+        if has_many_rows or not MatrixProduct.of(head, is_head=True).has_order:
+            matrices.append(head.weight)
     found = sum(weight.nbytes for weight in matrices if weight.numel() >= FEWEST_PACKED_ENTRIES)
     return found if found <= all_bytes(place) // _COPIED_SHARE else 0
 

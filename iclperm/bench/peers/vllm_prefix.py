@@ -18,7 +18,7 @@ BLOCK_TOKENS = {"cpu": 32, "cuda": 16}  # the least; a CPU's default, 128, forwa
 CACHE_BYTES = 2 << 30  # of keys and values; on a GPU vLLM would take all that is free, where others stay loaded
 FREE_SHARE = 0.05  # of the GPU that must be free when it starts; the cache is bounded by its bytes
 BATCHED_TOKENS = 4096
-SEQUENCES = 256
+SEQUENCES = 512  # as many as go on at a time in ours
 
 
 class VllmPrefix:

@@ -282,6 +282,14 @@ class MatrixProduct:
             torch.equal(self.by_library(x[:rows], copy), self.by_library(x[:rows])) for rows in _compared_rows(a_row)
         )
 
+    @property
+    def has_order(self) -> bool:
+        """Whether our kernel multiplies few rows; of a matrix without numbers, whether it could."""
+        if self.weight.is_meta:
+            is_paired = self.weight.dtype == torch.bfloat16
+            return not _is_tiled(self.weight.dtype) and _core.has_fused_products(bfloat16=is_paired)
+        return self.order is not None
+
     def in_order(self, x: torch.Tensor, order: SumOrder, room: OutputRoom | None = None) -> torch.Tensor:
         """Of x [M, H], by our kernel for few rows."""
         num_rows, num_outputs = x.shape[0], self.weight.shape[0]
