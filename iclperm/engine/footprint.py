@@ -76,9 +76,9 @@ class Footprint:
     offloaded or recomputed, and ``hidden_states`` are what a recomputed path's packs hold between layers;
     ``token_rows`` are queries, keys and values that the first layer keeps by token id; ``activations`` are those of
     the largest pack in the layer that needs most; ``logits`` are those of the rows read at once, as far as they do not
-    fit where activations were, and of few rows all. On a CPU, ``copied_weights`` are second copies of matrices, laid out for its products,
-    and ``working`` is what the host needs beside: the plan, the tokenizer, and what the libraries keep for later; both
-    are 0 on a GPU.
+    fit where activations were, and of few rows all. On a CPU, ``copied_weights`` are second copies of matrices, laid
+    out for its products, and ``working`` is what the host needs beside: the plan, the tokenizer, and what the libraries
+    keep for later; both are 0 on a GPU.
     """
 
     weights: int
