@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 from torch import nn
 from zoo import ZOO
 
-from iclperm.engine import Engine, footprint, layers
+from iclperm import _core
+from iclperm.engine import Engine, footprint, forward, layers
 from iclperm.engine.forward import TreeForward
 from iclperm.engine.kernels import linear as products
 from iclperm.engine.kernels.linear import (
@@ -368,11 +369,17 @@ def test_no_copies_where_memory_is_short(small: None, monkeypatch: pytest.Monkey
 
 
 @packs
-def test_copies_are_foretold() -> None:
-    """As many bytes as all copies of layers take that a call makes, and the head's."""
+@pytest.mark.parametrize("logit_bytes", [16 << 20, 1 << 20], ids=["many rows of logits", "few"])
+@pytest.mark.parametrize("isa", [isa for isa in _core.available_isas() if isa not in ("baseline", "avx2")])
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_copies_are_foretold(dtype: torch.dtype, isa: str, logit_bytes: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As many bytes as all copies of layers take that a call makes, and the head's, but where few rows alone meet it
+    and our kernel multiplies these: it does not if it knows no order."""
     from iclperm.bench.models import MODELS
 
-    engine = Engine.from_pretrained(MODELS["qwen2-25m"].folder())
+    monkeypatch.setenv("ICLPERM_ISA", isa)
+    monkeypatch.setattr(forward, "_LOGITS_IN_HEAP", logit_bytes)
+    engine = Engine.from_pretrained(MODELS["qwen2-25m"].folder(), dtype=dtype)
     engine.loglikelihood([([1], [2])])
     made: dict[int, int] = {}
     forget = PackedWeights.forget
@@ -380,7 +387,7 @@ def test_copies_are_foretold() -> None:
     def counted(self: PackedWeights) -> None:
         for key, copy in self._copies.items():
             for address, shape, _ in () if copy is None else key if isinstance(key[0], tuple) else (key,):
-                made[address] = 4 * int(np.prod(shape))
+                made[address] = dtype.itemsize * int(np.prod(shape))
         forget(self)
 
     with pytest.MonkeyPatch.context() as patch:
