@@ -1,7 +1,8 @@
 """Decoder layers of our own, for architectures whose layers are known piece by piece.
 
 They compute what transformers' layers do with fewer passes over memory: our row-wise kernels between the matrix
-products (`iclperm.engine.kernels.linear`). Of the last layer, keys and values are computed for every row, the rest for the rows alone that logits are read of.
+products (`iclperm.engine.kernels.linear`). Of the last layer, keys and values are computed for every row, the rest
+for the rows alone that logits are read of.
 """
 
 from __future__ import annotations
