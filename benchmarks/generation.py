@@ -2,7 +2,7 @@
 
     python benchmarks/generation.py [--models qwen2-25m] [--queries 8 --permutations 2 --new-tokens 16] [--json FILE]
     python benchmarks/generation.py --dtype bfloat16 [...]
-    python benchmarks/generation.py --study WORK/generation.yaml --scale 0.5 [...]
+    python benchmarks/generation.py --study WORK/generation.yaml --scale 0.5 [--gguf gemma.gguf] [...]
 
 K = 8 demonstrations in P orderings before Q queries, greedy, no EOS, random weights of the shapes of Qwen2 with 25 M
 and .5 B parameters; or a share of a study that generates, with its model. Contenders run in turns, in this process but
@@ -28,6 +28,7 @@ from collections import defaultdict
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 Texts = list[list[int]]
@@ -35,7 +36,11 @@ TIES = {"float32": 1e-3, "bfloat16": 0.1}
 """In nats."""
 BATCH = 64
 LONG = 120.0
-SLOW = ("padded batches", "continuous batching")  # the others compile or check in their first pass
+SLOW = (
+    "padded batches",
+    "continuous batching",
+    "llama.cpp, the file",
+)  # the others compile or check in their first pass
 SAMPLED = {"continuous batching": 64}
 PEER = "--vllm-peer"
 
@@ -130,6 +135,26 @@ class Vllm:
         return texts
 
 
+class LlamaFile:
+    """llama.cpp on a GGUF file as it is, in a process of its own; in the settings that are fastest with it."""
+
+    def __init__(self, file: Path, work: Any, stack: ExitStack) -> None:
+        import torch
+
+        from iclperm.bench.cases import warm_up
+        from iclperm.bench.contenders import PEER_CONTENDERS, ContenderProcess
+
+        scratch, threads = Path(stack.enter_context(TemporaryDirectory())), torch.get_num_threads()
+        self._process = stack.enter_context(ContenderProcess(PEER_CONTENDERS["llama_cpp"], scratch / "log", threads))
+        self._process.load(file, "bfloat16", threads)  # which lets it take keys of half precision
+        self._work, self._out = work.save(scratch / "work.npz"), scratch / "texts.npy"
+        self.settings = self._process.warm(warm_up(work).save(scratch / "warm.npz")).get("settings", {})
+
+    def __call__(self) -> Texts:
+        texts: Texts = self._process.score(self._work, self._out)[1].tolist()
+        return texts
+
+
 def peer_environment() -> dict[str, str]:
     cores = ",".join(map(str, sorted(os.sched_getaffinity(0))))
     from iclperm.base.environment import VARIABLES
@@ -219,6 +244,8 @@ def measure(name: str, arguments: Any) -> list[dict[str, Any]]:
             contenders["vllm"] = lambda: vllm(prompts, num_new)
         elif "vllm" not in arguments.without:
             print("vllm is left out: iclperm bench --prepare vllm makes its environment", file=sys.stderr)
+        if arguments.gguf is not None:
+            contenders["llama.cpp, the file"] = LlamaFile(arguments.gguf, work, stack)
         contenders = {key: run for key, run in contenders.items() if key not in arguments.without}
         asked = {key: min(SAMPLED.get(key, len(prompts)), len(prompts)) for key in contenders}
         shares = {key: number / len(prompts) for key, number in asked.items()}
@@ -292,6 +319,7 @@ def main(words: Sequence[str]) -> None:
     parser.add_argument("--dtype", choices=list(TIES), default="float32")
     parser.add_argument("--study", type=Path, help="a study's file, which is taken with its model instead")
     parser.add_argument("--scale", type=float, default=1.0, help="the share of a study's orderings and queries")
+    parser.add_argument("--gguf", type=Path, help="the file that the model was made of, for llama.cpp as it is")
     parser.add_argument("--queries", type=int, default=64)
     parser.add_argument("--permutations", type=int, default=8)
     parser.add_argument("--new-tokens", type=int, default=64)

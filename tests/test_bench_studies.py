@@ -7,6 +7,7 @@ import sys
 import time
 from dataclasses import replace
 from pathlib import Path
+from typing import Any, NoReturn
 
 import numpy as np
 import pytest
@@ -356,3 +357,19 @@ def test_rounding_of_the_oracle_itself_is_no_disagreement(tmp_path, monkeypatch)
     monkeypatch.setattr(measure, "_SLACK", 1e-6)
     with pytest.raises(PeerError, match="iclperm disagrees: largest difference"):
         measure.run(options, said.append)
+
+
+@pytest.mark.parametrize("has_out", [False, True])
+def test_an_interrupt_says_what_is_kept(has_out, tmp_path, monkeypatch, capsys) -> None:
+    """Rounds that were not finished are not."""
+
+    def interrupted(*_: Any) -> NoReturn:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(bench, "run", interrupted)
+    out = tmp_path / "rows.jsonl"
+    with pytest.raises(SystemExit) as ended:
+        cli.main(["bench", "--quick", *(["--out", str(out)] if has_out else [])])
+    where = f"{out} has 0 rows" if has_out else "nothing is kept without --out"
+    assert ended.value.code == 3
+    assert capsys.readouterr().err == f"stopped; {where}: rounds that were not finished are run anew\n"

@@ -507,7 +507,13 @@ def _measured(study: Path | None, out: Path | None, given: dict[str, Any], say: 
     read: dict[str, Any] = {} if study is None else rooms.commands.named_study(study)
     if given["models"] and read and read["study"].adapter is not None:
         say(f"note: {given['models']} is measured without the study's adapter ({read['study'].adapter})")
-    rows = benchmark.run(benchmark.options(**read, **given), say, out)
+    try:
+        rows = benchmark.run(benchmark.options(**read, **given), say, out)
+    except KeyboardInterrupt:
+        kept = 0 if out is None or not out.is_file() else len(benchmark.read_rows(out))
+        where = "nothing is kept without --out" if out is None else f"{out} has {kept} rows"
+        say(f"stopped; {where}: rounds that were not finished are run anew")
+        raise click.exceptions.Exit(STOPPED) from None
     if out is not None:
         say(f"wrote {', '.join(map(str, [out, *benchmark.write_beside(rows, out)]))}")
     return rows

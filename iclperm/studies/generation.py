@@ -131,7 +131,8 @@ class Generation:
         read = "" if math.isnan(last.answered) else read
         dev = "" if self.dev is None else f" (on dev {self.dev.by_shots[-1].unparsed:.1%})"
         if not last.unparsed and (self.dev is None or not self.dev.by_shots[-1].unparsed):
-            sentence = f"an answer could be read from every text, and {right}"
+            unfinished = f", {last.cut_off:.1%} of them cut off" if last.cut_off > _MANY else ""
+            sentence = f"an answer could be read from every text{unfinished}, and {right}"
             return [f"Answers are generated: at k = {last.shots} {sentence}."]
         return [
             f"Answers are generated: at k = {last.shots} {last.unparsed:.1%} of the texts{dev} have no answer that "

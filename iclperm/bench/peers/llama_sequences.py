@@ -248,7 +248,9 @@ def _batches(parts: Sequence[tuple[npt.NDArray[np.int32], int, int]]) -> Iterato
 
 
 def written(folder: Path, dtype: str) -> Path:
-    """The GGUF file of a folder of safetensors, written if it is not there."""
+    """The GGUF file of a folder of safetensors, written if it is not there; a file is taken as it is."""
+    if folder.is_file():
+        return folder
     config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
     target = _writable(folder) / f"model-{dtype}.gguf"
     if target.is_file():
