@@ -95,11 +95,18 @@ inline vfloat load(const float* from) {
   return x;
 }
 
-inline vfloat load(const bfloat16* from) {
+// As bits, each in the lower half of a lane.
+inline vuint load_halves(const bfloat16* from) {
   vhalf bits;
   std::memcpy(&bits, from, sizeof bits);
-  return as_float(__builtin_convertvector(bits, vuint) << 16);
+#if defined(__AVX512F__)
+  return reinterpret_cast<vuint>(_mm512_cvtepu16_epi32(reinterpret_cast<__m256i>(bits)));  // GCC would take two halves
+#else
+  return __builtin_convertvector(bits, vuint);
+#endif
 }
+
+inline vfloat load(const bfloat16* from) { return as_float(load_halves(from) << 16); }
 
 inline void store(float* to, vfloat x) { std::memcpy(to, &x, sizeof x); }
 
@@ -154,8 +161,25 @@ inline auto load_some(const T* from, std::int64_t count) {
 
 // The pairs (a[i], b[i]) of the first `count` entries, 0 < count, as load_some; b may be null for zeros.
 inline vuint zip_some(const bfloat16* a, const bfloat16* b, std::int64_t count) {
+  if (count >= LANES && b != nullptr) return load_halves(a) | load_halves(b) << 16;
   const vuint low = as_uint(load_some(a, count)) >> 16;
   return b == nullptr ? low : low | as_uint(load_some(b, count));
+}
+
+// Whether an infinity or NaN is among pairs, whole vectors of them.
+inline bool has_infinite(const Pair* pairs, std::int64_t count) {
+  vint found{};
+  for (std::int64_t i = 0; i < count; i += LANES) {
+    const vuint x = load(pairs + i);
+    found |= ((x & 0x7f80u) == 0x7f80u) | ((x & 0x7f800000u) == 0x7f800000u);
+  }
+#if defined(__AVX512F__)
+  return _mm512_test_epi32_mask(reinterpret_cast<__m512i>(found), reinterpret_cast<__m512i>(found)) != 0;
+#else
+  std::int32_t any = 0;
+  for (int lane = 0; lane < LANES; ++lane) any |= found[lane];
+  return any != 0;
+#endif
 }
 
 template <typename T>

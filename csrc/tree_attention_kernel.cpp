@@ -21,16 +21,6 @@ inline const T* row_of(const ConstHeadRows& x, std::int64_t row, std::int64_t he
   return static_cast<const T*>(x.data) + row * x.row_stride + head * x.head_stride;
 }
 
-// Whether a bfloat16 among pairs is an infinity or NaN.
-inline bool has_infinite(const float* pairs, std::int64_t num_pairs) {
-  vint found{};
-  for (std::int64_t i = 0; i < num_pairs; i += LANES) {
-    const vuint x = as_uint(load(pairs + i));
-    found |= ((x & 0x7f80u) == 0x7f80u) | ((x & 0x7f800000u) == 0x7f800000u);
-  }
-  return max_lanes(select(found, splat(1.0f), vfloat{})) > 0.0f;
-}
-
 template <typename T>
 class Gather {
   using E = typename OperandOf<T>::Type;
@@ -45,13 +35,13 @@ class Gather {
       while (column < TILE && tile.rows[column] == scratch.tile_rows[column]) ++column;
     }
     for (std::int64_t c = column / LANES * LANES; c < TILE && tile.rows[c] != NO_ROW; c += LANES) {
-      keys(tile.rows + c, scratch.keys + c);
+      keys(tile.rows + c, reinterpret_cast<const T*>(scratch.zeros), scratch.keys + c);
     }
     const std::int64_t stride = vectors(call_.head_dim) * LANES;
     std::int64_t c = column / WIDTH<E>;
     for (; c * WIDTH<E> < TILE && tile.rows[c * WIDTH<E>] != NO_ROW; ++c) {
       values(tile.rows + c * WIDTH<E>, scratch.values + c * stride);
-      if constexpr (IN_TILES<E>) scratch.has_infinite[c] = has_infinite(scratch.values + c * stride, stride);
+      if constexpr (IN_TILES<E>) scratch.has_infinite[c] = has_infinite(as<Pair>(scratch.values) + c * stride, stride);
     }
     if constexpr (IN_TILES<E>) {  // past the path's end, as far as a processor's tile goes, zeros are multiplied by zero
       for (; c % LANES != 0; ++c) {
@@ -61,18 +51,6 @@ class Gather {
     }
     std::memcpy(scratch.tile_rows, tile.rows, sizeof tile.rows);
     scratch.tile_kv_head = kv_head_;
-  }
-
-  // Asks for the keys and values of a tile that comes soon.
-  void ask(const PathTile& tile) const {
-    for (const std::int64_t row : tile.rows) {
-      if (row < 0) continue;  // what is of the pack has just been written
-      const T *const key = row_of<T>(call_.k_pool, row, kv_head_), *const value = row_of<T>(call_.v_pool, row, kv_head_);
-      for (std::int64_t i = 0; i < call_.head_dim; i += 64 / sizeof(T)) {
-        ask_for(key, i);
-        ask_for(value, i);
-      }
-    }
   }
 
   // How many blocks of LANES keys from the c-th on are in the scratch; what the next tile has as well is brought there.
@@ -109,7 +87,7 @@ class Gather {
 
   // LANES keys and values of a tile, from its c-th on.
   void bring(const std::int64_t* rows, std::int64_t c, Scratch& scratch) const {
-    keys(rows, scratch.keys + c);
+    keys(rows, reinterpret_cast<const T*>(scratch.zeros), scratch.keys + c);
     const std::int64_t stride = vectors(call_.head_dim) * LANES;
     for (std::int64_t i = 0; i < LANES; i += WIDTH<E>) values(rows + i, scratch.values + (c + i) / WIDTH<E> * stride);
     std::memcpy(scratch.tile_rows + c, rows, LANES * sizeof *rows);
@@ -120,17 +98,26 @@ class Gather {
   }
 
   // LANES keys become LANES columns of the transposed tile, an operand a row.
-  void keys(const std::int64_t* rows, float* columns) const {
+  void keys(const std::int64_t* rows, const T* zeros, float* columns) const {
+    const T* places[LANES];
+    for (int lane = 0; lane < LANES; ++lane) {
+      places[lane] = rows[lane] == NO_ROW ? zeros : key_or_value(call_.k_pool, call_.k_new, rows[lane]);
+    }
     const std::int64_t depth = depth_of<E>(call_.head_dim);
+    const std::int64_t whole = call_.head_dim / WIDTH<E> / LANES * LANES;
     for (std::int64_t i = 0; i < depth; i += LANES) {
       vfloat x[LANES];
+#pragma GCC unroll 16
       for (int lane = 0; lane < LANES; ++lane) {
-        x[lane] = rows[lane] == NO_ROW
-                      ? vfloat{}
-                      : operands_at<E>(key_or_value(call_.k_pool, call_.k_new, rows[lane]), i, call_.head_dim);
+        x[lane] = i < whole ? whole_operands_at<E>(places[lane], i) : operands_at<E>(places[lane], i, call_.head_dim);
       }
       transpose(x);
-      for (std::int64_t lane = 0; lane < min(LANES, depth - i); ++lane) store(columns + (i + lane) * TILE, x[lane]);
+      if (depth - i >= LANES) {
+#pragma GCC unroll 16
+        for (int lane = 0; lane < LANES; ++lane) store(columns + (i + lane) * TILE, x[lane]);
+      } else {
+        for (std::int64_t lane = 0; lane < depth - i; ++lane) store(columns + (i + lane) * TILE, x[lane]);
+      }
     }
   }
 
@@ -512,7 +499,6 @@ void attend_as(const TreeAttention& call, const WorkItem& item, Scratch& scratch
                             (&next == &shared || own_slots(shared, next) >= MANY_OWN);
       if constexpr (IN_TILES<typename OperandOf<T>::Type>) {
         if (begin < end) {
-          if (is_alone && &next != &shared) gather.ask(next);
           gather(shared, scratch);
           lines.attend(begin, end, first);
         }
