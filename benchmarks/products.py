@@ -1,4 +1,5 @@
-"""Which matrix product is faster on this processor: torch's own, oneDNN's called by name, or ours for few rows.
+"""Which matrix product is faster on this processor: torch's own, oneDNN's called by name, or ours: for few rows, and in
+tiles (AMX) for any.
 
     python benchmarks/products.py [--threads 1] [--json benchmarks/results/products.json]
 
@@ -7,7 +8,7 @@ fewer (16, 8); the shapes of the layers of Qwen2 at 25 M and 0.5 B and of the bu
 and of Gemma 3 270M; the best of the repeats, in GFLOP/s, of CPU time with one thread and of wall time with several.
 ``iclperm/engine/kernels/linear.py`` chooses by it. Packed weights (oneDNN's blocked layout, made once, as vLLM does)
 are measured beside. Ours, of at most 256 rows, is in torch's order of sums, and is left out where it is not the one
-that torch has.
+that torch has; in tiles it has an order of its own.
 """
 
 from __future__ import annotations
@@ -76,7 +77,10 @@ def main() -> None:
                 "onednn, packed": partial(torch.ops.mkldnn._linear_pointwise, x, packed, None, "none", [], ""),
             }
             ours = MatrixProduct(weight, None, is_onednn=False)
-            if rows <= MOST_OURS and (order := ours.order) is not None:
+            if ours.is_tiled:
+                products["ours, in tiles"] = partial(ours.by_library, x)
+                products["ours, laid out"] = partial(ours.by_library, x, ours.packed())
+            elif rows <= MOST_OURS and (order := ours.order) is not None:
                 products["ours"] = partial(ours.in_order, x, order)
             flops = 2 * rows * inputs * outputs
             rates = {name: rate(product, flops, given.repeats, clock) for name, product in products.items()}

@@ -9,6 +9,9 @@ static_assert(LANES == TILE_ROWS && TILE_COLUMNS == 2 * TILE_PAIRS && PANEL_OUTP
 static_assert(BLOCK_ROWS == 2 * TILE_ROWS);
 
 constexpr std::int64_t A_TILE = TILE_ROWS * TILE_COLUMNS;  // numbers
+constexpr std::int64_t FEW_X = 1 << 19;  // numbers of x that stay in a core's own memory while panels go by
+constexpr std::int64_t FEW_Y = 1 << 21;  // of y, which is written in columns then; of more, only so many rows' are
+constexpr std::int64_t FEW_ROWS = 64;
 constexpr std::int64_t TILE_STRIDE = TILE_COLUMNS * sizeof(std::uint16_t);
 
 inline std::int64_t min(std::int64_t a, std::int64_t b) { return a < b ? a : b; }
@@ -51,10 +54,21 @@ class Pending {
   std::int64_t y_stride_ = 0, num_outputs_ = 0, next_row_ = 0, num_rows_ = 0;
 };
 
+// Memory that is asked for, some cache lines a step, before it is read.
+struct Ahead {
+  const std::uint16_t* next;
+  std::int64_t lines_a_step;
+
+  void step() {
+    constexpr std::int64_t LINE = 64 / sizeof *next;
+    for (std::int64_t line = 0; line < lines_a_step; ++line, next += LINE) __builtin_prefetch(next, 0, 2);
+  }
+};
+
 // Sums [NUM_TILES * 16, 32] of as many rows of x and a panel.
 template <int NUM_TILES>
 inline void multiply_panel(const std::uint16_t* x, std::int64_t x_stride, const std::uint16_t* panel,
-                           std::int64_t num_columns, float* sums, Pending& before) {
+                           std::int64_t num_columns, float* sums, Pending& before, Ahead& ahead) {
   const std::int64_t row_bytes = x_stride * static_cast<std::int64_t>(sizeof *x);
   const std::int64_t written = (BLOCK_ROWS * TILE_COLUMNS + num_columns - 1) / num_columns;  // rows a step
   zero_tile<0>();
@@ -64,6 +78,7 @@ inline void multiply_panel(const std::uint16_t* x, std::int64_t x_stride, const 
     zero_tile<3>();
   }
   for (std::int64_t k = 0; k < num_columns; k += TILE_COLUMNS, panel += 2 * A_TILE) {
+    ahead.step();
     load_tile<4>(x + k, row_bytes);
     load_tile<6>(panel, TILE_STRIDE);
     multiply_tiles<0, 4, 6>();
@@ -111,27 +126,38 @@ void multiply_panels(const TileProduct& call, std::int64_t row_begin, std::int64
   const TilesInUse tiles;
   Pending pending[2];
   int turn = 0;
-  for (std::int64_t row = row_begin; row < row_end; row += BLOCK_ROWS) {
-    const std::int64_t num_rows = min(BLOCK_ROWS, row_end - row);
-    const std::uint16_t* x = call.x + row * call.x_stride;
-    std::int64_t x_stride = call.x_stride;
-    if (num_rows % TILE_ROWS != 0) {  // a tile reads 16 rows, also where x has fewer
-      for (std::int64_t r = 0; r < num_rows; ++r) {
-        std::memcpy(scratch + r * call.num_columns, x + r * x_stride,
-                    static_cast<std::size_t>(call.num_columns) * sizeof *x);
-      }
-      x = scratch;
-      x_stride = call.num_columns;
+  // A tile reads 16 rows, also where x has fewer.
+  const std::int64_t whole_end = row_begin + (row_end - row_begin) / TILE_ROWS * TILE_ROWS;
+  const std::int64_t last_row = row_begin + (row_end - row_begin - 1) / BLOCK_ROWS * BLOCK_ROWS;
+  if (whole_end < row_end) {
+    for (std::int64_t row = last_row; row < row_end; ++row) {
+      std::memcpy(scratch + (row - last_row) * call.num_columns, call.x + row * call.x_stride,
+                  static_cast<std::size_t>(call.num_columns) * sizeof *call.x);
     }
+  }
+  const std::int64_t a_panel = PANEL_OUTPUTS * call.num_columns;
+  // Few rows meet a panel one after the other, while the next one is asked for; of many, each block meets all panels.
+  const std::int64_t all_rows = row_end - row_begin;
+  const bool are_few = all_rows * call.num_columns <= FEW_X &&
+                       (all_rows <= FEW_ROWS || all_rows * call.num_outputs <= FEW_Y);
+  const std::int64_t step = are_few ? all_rows : BLOCK_ROWS;
+  for (std::int64_t some = row_begin; some < row_end; some += step) {
+    const std::int64_t some_end = min(row_end, some + step);
+    const std::int64_t num_blocks = (some_end - some + BLOCK_ROWS - 1) / BLOCK_ROWS;
     for (std::int64_t panel = begin; panel < end; ++panel) {
-      const std::uint16_t* const laid_out = panels + (panel - begin) * PANEL_OUTPUTS * call.num_columns;
-      Pending& before = pending[turn];
-      turn = 1 - turn;
-      float* const sums = pending[turn].begin(call, row, num_rows, panel);
-      if (num_rows > TILE_ROWS) {
-        multiply_panel<2>(x, x_stride, laid_out, call.num_columns, sums, before);
-      } else {
-        multiply_panel<1>(x, x_stride, laid_out, call.num_columns, sums, before);
+      const std::uint16_t* const laid_out = panels + (panel - begin) * a_panel;
+      // What was laid out before comes from memory at its first use.
+      const bool is_first = call.laid_out != nullptr && some == row_begin && panel + 1 < end;
+      Ahead ahead{laid_out + a_panel, is_first ? (2 * TILE_ROWS + num_blocks - 1) / num_blocks : 0};
+      for (std::int64_t row = some; row < some_end; row += BLOCK_ROWS) {
+        const std::int64_t num_rows = min(BLOCK_ROWS, row_end - row);
+        const bool is_copied = row == last_row && whole_end < row_end;
+        const std::uint16_t* const x = is_copied ? scratch : call.x + row * call.x_stride;
+        Pending& before = pending[turn];
+        turn = 1 - turn;
+        float* const sums = pending[turn].begin(call, row, num_rows, panel);
+        const auto multiply = num_rows > TILE_ROWS ? multiply_panel<2> : multiply_panel<1>;
+        multiply(x, is_copied ? call.num_columns : call.x_stride, laid_out, call.num_columns, sums, before, ahead);
       }
     }
   }
