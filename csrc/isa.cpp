@@ -38,8 +38,10 @@ bool has_tiles() {
 
 bool isa_available(Isa isa) {
 #if defined(ICLPERM_TILE_PATH)
-  static const bool tiles = has_tiles();
-  if (isa == Isa::amx_bf16) return isa_available(Isa::avx512_bf16) && tiles;
+  if (isa == Isa::amx_bf16) {
+    static const bool tiles = isa_available(Isa::avx512_bf16) && has_tiles();
+    return tiles;
+  }
 #endif
 #if defined(ICLPERM_X86_PATHS)
   if (isa == Isa::avx512_bf16) return isa_available(Isa::avx512) && __builtin_cpu_supports("avx512bf16");

@@ -52,7 +52,7 @@ void check(const TileProduct& call, Isa isa, int num_threads) {
     throw std::invalid_argument(std::string("tiles are of amx_bf16 alone; this is ") + isa_name(isa));
   }
   if (call.num_columns < 1 || call.num_columns % TILE_COLUMNS != 0) {
-    throw std::invalid_argument("x has " + std::to_string(call.num_columns) + " columns; give a multiple of " +
+    throw std::invalid_argument("the matrix has " + std::to_string(call.num_columns) + " columns; give a multiple of " +
                                 std::to_string(TILE_COLUMNS) + ", and one at least");
   }
 }

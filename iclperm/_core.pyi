@@ -160,7 +160,8 @@ def tile_product(
 
     The weight may be what `lay_out_tiles` made of it, which is sooner done. A row's bits depend on that row alone: a
     float32 to which, over each 32 columns in their order, is added the sum of two chains of fused products, of even
-    columns and of odd ones, where numbers below 1.2e-38 are zero; then the bias. Cost: 2 M N H flops.
+    columns and of odd ones, where numbers below 1.2e-38 are zero; then the bias. ``out`` lies in no other argument's
+    memory. Cost: 2 M N H flops.
     """
 
 def lay_out_tiles(weight: Elements, out: Elements, *, num_threads: int = 1) -> None:

@@ -429,7 +429,7 @@ REFUSALS = {
         *(
             [
                 Refusal(
-                    "x has 40 columns; give a multiple of 32, and one at least",
+                    "the matrix has 40 columns; give a multiple of 32, and one at least",
                     lambda: tiles(x=zeros(3, 40, dtype=np.uint16), weight=zeros(5, 40, dtype=np.uint16)),
                 )
             ]
@@ -602,7 +602,7 @@ OUT_OF_REACH = {
         "tokens: over 20 GiB of memory",
     },
     "tile_product.cpp": {  # provoked above wherever there are tiles
-        "x has 40 columns; give a multiple of 32, and one at least": "this processor has no tiles"
+        "the matrix has 40 columns; give a multiple of 32, and one at least": "this processor has no tiles"
     }
     if "amx_bf16" not in _core.available_isas()
     else {},

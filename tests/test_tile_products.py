@@ -68,6 +68,15 @@ def told(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int]]:
     return shapes
 
 
+def qwen(hidden_size: int, intermediate_size: int, vocab_size: int = 640) -> Qwen2ForCausalLM:
+    torch.manual_seed(0)
+    config = Qwen2Config(
+        vocab_size=vocab_size, hidden_size=hidden_size, intermediate_size=intermediate_size, num_hidden_layers=2,
+        num_attention_heads=8, num_key_value_heads=2, eos_token_id=None, tie_word_embeddings=False,
+    )  # fmt: skip
+    return Qwen2ForCausalLM(config).bfloat16().eval()
+
+
 @tiled
 @settings(deadline=None)
 @given(
@@ -151,12 +160,7 @@ def test_few_rows_are_written_to_a_room(isa) -> None:
 
 def test_an_engine_is_multiplied_in_tiles_and_its_rows_keep_their_bits(isa, monkeypatch) -> None:
     """Of sizes at which the library here takes other instructions for few rows than for many."""
-    config = Qwen2Config(
-        vocab_size=640, hidden_size=512, intermediate_size=1408, num_hidden_layers=2, num_attention_heads=8,
-        num_key_value_heads=2, eos_token_id=None,
-    )  # fmt: skip
-    torch.manual_seed(0)
-    engine = Engine(Qwen2ForCausalLM(config).bfloat16(), pack_tokens=256)
+    engine = Engine(qwen(512, 1408), pack_tokens=256)
     shapes = told(monkeypatch)
     contexts = [[5, 6, 7, 8, 9 + i, *range(20, 50)] for i in range(16)]
     together = engine.score(contexts, [[12, 13]], [[14], [15]])
@@ -171,10 +175,41 @@ def test_an_engine_is_multiplied_in_tiles_and_its_rows_keep_their_bits(isa, monk
             np.testing.assert_array_equal(session.score([node], [[12, 13]], [[14], [15]])[0], scores)
 
 
+def test_what_tiles_do_not_take_is_named(isa) -> None:
+    assert Engine(qwen(512, 1416), self_check=False).numerics["products"] == "amx and onednn"
+    other = Engine(qwen(520, 1416), self_check=False).numerics
+    assert (other["products"], other["head"]) == ("onednn", "onednn")
+
+
+def test_another_instruction_set_within_an_engines_life(isa, monkeypatch) -> None:
+    engine = Engine(qwen(128, 256))
+    first = engine.score([[5, 6, 7]], [[12, 13]], [[14], [15]])
+    monkeypatch.setenv("ICLPERM_ISA", "avx512_bf16")
+    np.testing.assert_allclose(engine.score([[5, 6, 7]], [[12, 13]], [[14], [15]]), first, atol=0.1)
+    monkeypatch.setenv("ICLPERM_ISA", isa)
+    np.testing.assert_array_equal(engine.score([[5, 6, 7]], [[12, 13]], [[14], [15]]), first)
+
+
+def test_a_head_of_another_class_is_torchs() -> None:
+    class Head(nn.Module):
+        def __init__(self, weight: nn.Parameter) -> None:
+            super().__init__()
+            self.weight = weight
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x @ self.weight.T
+
+    model = qwen(64, 96, vocab_size=200_000)
+    model.set_output_embeddings(Head(model.lm_head.weight))
+    engine = Engine(model, self_check=False)
+    assert np.isfinite(engine.score([[5, 6, 7]], [[12, 13]], [[14], [15]])).all()
+    assert engine.numerics["head"] == "torch"
+
+
 def test_without_tiles_they_are_refused(monkeypatch) -> None:
     monkeypatch.setenv("ICLPERM_ISA", "baseline")
     assert not _core.has_tile_products()
-    assert multiplied_by(CPU, torch.bfloat16) != "amx"
+    assert multiplied_by(CPU, torch.bfloat16, [(module(64, 64), slice(None))]) != "amx"
     assert not MatrixProduct.of(module(64, 64)).is_tiled
     with pytest.raises(RequestError, match="tiles are of amx_bf16 alone; this is baseline"):
         multiplied(drawn(4, 64), drawn(8, 64))

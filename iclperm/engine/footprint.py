@@ -471,7 +471,8 @@ def _copied_bytes(model: PlainModel, place: torch.device, paths: Ways) -> int:
     if paths.has_onednn_head:
         head = model.model.get_output_embeddings()  # type: ignore[no-untyped-call]
         has_many_rows = model.limits.logit_rows(model.facts.vocab_size, place) > few_rows()
-        if has_many_rows or not MatrixProduct.of(head, is_head=True).has_order:
+        is_ours = type(head) is nn.Linear  # of any other torch's own product runs
+        if is_ours and (has_many_rows or not MatrixProduct.of(head, is_head=True).has_order):
             matrices.append(head.weight)
     found = sum(weight.nbytes for weight in matrices if weight.numel() >= FEWEST_PACKED_ENTRIES)
     return found if found <= all_bytes(place) // _COPIED_SHARE else 0

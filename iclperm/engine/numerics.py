@@ -32,7 +32,7 @@ def numerics_of(model: PlainModel, pack_tokens: int | None, memory_budget: int |
     return {
         "attention": model.attention,
         "layers": model.layers,
-        "products": multiplied_by(model.device, model.dtype) if is_fused else "torch",
+        "products": products_of(model),
         "head": head_of(model),
         "isa": _core.isa() if on_cpu and (model.attention == "native" or is_fused) else None,
         "triton": None if on_cpu and model.attention != "triton" else installed_version(),
@@ -50,13 +50,24 @@ def numerics_of(model: PlainModel, pack_tokens: int | None, memory_budget: int |
     }
 
 
+def products_of(model: PlainModel) -> str:
+    """What multiplies in the layers: ``amx``, ``onednn``, ``torch``, or two of them where matrices differ."""
+    decoder = model.fused_decoder() if isinstance(model, TreeModel) and model.layers == "fused" else None
+    if decoder is None:
+        return "torch"
+    return multiplied_by(model.device, model.dtype, (each for layer in decoder.layers for each in layer.products))
+
+
 def head_of(model: PlainModel) -> str:
     """What reads the rows that are scored: ``triton``, ``amx``, ``onednn`` or ``torch``."""
     if not isinstance(model, TreeModel):
         return "torch"
     if model.fuses_head:
         return "triton"
-    return multiplied_by(model.device, model.dtype, is_head=True) if model.head_is_onednn else "torch"
+    if not model.head_is_onednn:
+        return "torch"
+    head: nn.Linear = model.model.get_output_embeddings()  # type: ignore[no-untyped-call]
+    return multiplied_by(model.device, model.dtype, [(head, slice(None))], is_head=True)
 
 
 def _attends_live_rows(model: PlainModel) -> bool:

@@ -35,6 +35,11 @@ CONTEXT_TOKENS = 16_384
 MAX_SEQUENCES = 256
 
 
+def _has_amx() -> bool:
+    cpuinfo = Path("/proc/cpuinfo")
+    return cpuinfo.is_file() and "amx_tile" in cpuinfo.read_text(encoding="utf-8")
+
+
 def _logprobs(logits: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
     """Log-probabilities of rows of logits [rows, V]."""
     top = logits.max(axis=1, keepdims=True)
@@ -51,6 +56,7 @@ class LlamaSequences:
         llama.llama_backend_init()
         parameters = llama.llama_model_default_params()
         parameters.n_gpu_layers = 0 if device == "cpu" else 999
+        parameters.use_extra_bufts = not _has_amx()  # with those for AMX, quantised weights end the process
         file = written(Path(model), dtype)
         self.model = llama.llama_model_load_from_file(str(file).encode(), parameters)
         if not self.model:

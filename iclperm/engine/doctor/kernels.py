@@ -11,7 +11,6 @@ from torch import nn
 
 from iclperm.engine.doctor.privacy import first_line
 from iclperm.engine.kernels import rowwise
-from iclperm.engine.kernels.linear import multiplied_by
 from iclperm.engine.kernels.rowwise import CentredNorm, RmsNorm
 from iclperm.engine.kernels.triton_compilation import (
     MAX_HEAD_DIM,
@@ -24,7 +23,7 @@ from iclperm.engine.kernels.triton_compilation import architecture as capability
 from iclperm.engine.kernels.triton_launch import head_obstacle, is_interpreted, obstacle
 from iclperm.engine.layers import may_fuse
 from iclperm.engine.model import TreeModel
-from iclperm.engine.numerics import head_of
+from iclperm.engine.numerics import head_of, products_of
 from iclperm.engine.plain_model import PlainModel
 
 
@@ -58,12 +57,11 @@ def ways(model: PlainModel) -> list[PartWay]:
     """What runs each part of a model as it stands."""
     if not isinstance(model, TreeModel):
         return [PartWay("prompts", "plain", "the prefix tree does not serve it")]
-    products = multiplied_by(model.device, model.dtype) if model.layers == "fused" else "torch"
     is_cpu = model.device.type == "cpu"
     return [
         PartWay("attention", model.attention, _why_not_attention(model)),
         PartWay("layers", model.layers, _why_not_layers(model)),
-        PartWay("products", products),
+        PartWay("products", products_of(model)),
         PartWay("head", head_of(model), "" if is_cpu or model.fuses_head else _why_not_head(model)),
     ]
 

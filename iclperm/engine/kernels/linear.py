@@ -16,7 +16,7 @@ last bits with them. There all rows are multiplied in tiles by a kernel of our o
 from __future__ import annotations
 
 import platform
-from collections.abc import Hashable, Iterator, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, cached_property, partial
 from typing import TypeAlias
@@ -59,11 +59,15 @@ def uses_onednn(device: torch.device, dtype: torch.dtype, *, is_head: bool = Fal
     return device.type == "cpu" and _is_onednn(dtype, is_head)
 
 
-def multiplied_by(device: torch.device, dtype: torch.dtype, *, is_head: bool = False) -> str:
-    """What ``linear`` runs of most matrices: ``amx``, which are our products in tiles, ``onednn`` or ``torch``."""
-    if device.type == "cpu" and _is_tiled(dtype):
-        return "amx"
-    return "onednn" if uses_onednn(device, dtype, is_head=is_head) else "torch"
+def multiplied_by(
+    device: torch.device, dtype: torch.dtype, products: Iterable[tuple[nn.Linear, slice]], *, is_head: bool = False
+) -> str:
+    """What ``linear`` runs of these: ``amx``, which is ours in tiles, ``onednn``, ``torch``, or two of them."""
+    library = "onednn" if uses_onednn(device, dtype, is_head=is_head) else "torch"
+    if device.type != "cpu" or not _is_tiled(dtype):
+        return library
+    are_tiled = {MatrixProduct.of(*product).is_tiled for product in products}
+    return " and ".join(["amx"] * (True in are_tiled) + [library] * (False in are_tiled))
 
 
 def _is_tiled(dtype: torch.dtype) -> bool:
@@ -231,9 +235,9 @@ class MatrixProduct:
         copied: torch.Tensor = torch.ops.mkldnn._reorder_linear_weight(weight.contiguous(), PACKED_ROWS)
         return copied
 
-    @cached_property
+    @property
     def is_tiled(self) -> bool:
-        """Whether every number of rows is multiplied in the processor's tiles."""
+        """Whether every number of rows is multiplied in the processor's tiles, as long as ``ICLPERM_ISA`` stays."""
         weight, bias = self.weight, self.bias
         is_ours = weight.device.type == "cpu" and _is_tiled(weight.dtype) and weight.stride(1) == 1
         return (
