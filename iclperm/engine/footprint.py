@@ -21,7 +21,7 @@ from iclperm.engine.decode import GenerationLimits
 from iclperm.engine.facts import ModelFacts
 from iclperm.engine.forward import PassLimits
 from iclperm.engine.kernels.chunks import CHUNK
-from iclperm.engine.kernels.linear import FEWEST_PACKED_ENTRIES, MatrixProduct, few_rows, uses_onednn
+from iclperm.engine.kernels.linear import MatrixProduct, few_rows, may_be_laid_out, uses_onednn
 from iclperm.engine.layers import rows_at_once
 from iclperm.engine.memory import all_bytes
 from iclperm.engine.model import TreeModel
@@ -474,7 +474,7 @@ def _copied_bytes(model: PlainModel, place: torch.device, paths: Ways) -> int:
         is_ours = type(head) is nn.Linear  # of any other torch's own product runs
         if is_ours and (has_many_rows or not MatrixProduct.of(head, is_head=True).has_order):
             matrices.append(head.weight)
-    found = sum(weight.nbytes for weight in matrices if weight.numel() >= FEWEST_PACKED_ENTRIES)
+    found = sum(weight.nbytes for weight in matrices if may_be_laid_out(weight))
     return found if found <= all_bytes(place) // _COPIED_SHARE else 0
 
 

@@ -74,6 +74,16 @@ def _is_tiled(dtype: torch.dtype) -> bool:
     return dtype == torch.bfloat16 and _core.has_tile_products()
 
 
+def may_be_laid_out(weight: torch.Tensor) -> bool:
+    """Whether a matrix of this shape may have a second copy, on a CPU. Not in bfloat16 where the library takes tiles by
+    how many rows there are: with a matrix laid out that is another number."""
+    if weight.numel() < FEWEST_PACKED_ENTRIES:
+        return False
+    if weight.dtype != torch.bfloat16 or "amx_bf16" not in _core.available_isas():
+        return True
+    return _is_tiled(weight.dtype) and weight.shape[-1] % TILE_COLUMNS == 0
+
+
 @cache
 def _is_onednn(dtype: torch.dtype, is_head: bool) -> bool:
     return (
@@ -205,8 +215,9 @@ class MatrixProduct:
         num_rows = x.shape[0]
         if self.is_tiled:
             copy = None if self.copied is None else self.copied.of(self, num_rows)
-            weight = self.weight if copy is None else copy
-            return _in_tiles(x, weight, self.weight.shape[0], self.bias, room if num_rows <= few_rows() else None)
+            if room is None or num_rows > few_rows():
+                return self.by_library(x, copy)
+            return _in_tiles(x, self.weight if copy is None else copy, self.weight.shape[0], self.bias, room)
         order = self.order if num_rows <= few_rows() else None
         if order is not None and room is not None:  # what oneDNN gives takes new pages, which cost more than it saves
             return self.in_order(x, order, room)
@@ -248,7 +259,7 @@ class MatrixProduct:
     def packed_key(self) -> _Key | None:
         """Of the memory that the matrix lies in; None if it is not one to be laid out once."""
         weight = self.weight
-        if not (self.is_onednn or self.is_tiled) or weight.numel() < FEWEST_PACKED_ENTRIES:
+        if not (self.is_onednn or self.is_tiled) or not may_be_laid_out(weight):
             return None
         return weight.data_ptr(), tuple(weight.shape), weight.stride()
 
