@@ -1,34 +1,15 @@
 #include "thin_product.hpp"
 
 #include <algorithm>
-#include <new>
 #include <stdexcept>
 #include <string>
 
 #include "parallel.hpp"
+#include "scratch.hpp"
 
 namespace iclperm {
 
 namespace {
-
-// Floats that hold nothing yet, from the border of a cache line on.
-class Floats {
- public:
-  explicit Floats(std::int64_t size)
-      : data_(static_cast<float*>(
-            ::operator new(static_cast<std::size_t>(size) * sizeof(float), std::align_val_t{CACHE_LINE}))) {}
-  Floats(const Floats&) = delete;
-  Floats& operator=(const Floats&) = delete;
-  ~Floats() { ::operator delete(data_, std::align_val_t{CACHE_LINE}); }
-
-  float* data() const { return data_; }
-
- private:
-  static constexpr std::size_t CACHE_LINE = 64;
-  float* data_;
-};
-
-std::int64_t in_parts_of(std::int64_t all, std::int64_t part) { return (all + part - 1) / part; }
 
 // As many items for each thread as for the others, of whole register blocks.
 std::int64_t outputs_an_item(std::int64_t num_outputs, int num_threads) {
@@ -61,14 +42,14 @@ void thin_product(const ThinProduct& call, Isa isa, int num_threads) {
   check_threads(num_threads);
   if (call.block < 1) throw std::invalid_argument("block is " + std::to_string(call.block) + "; give 1 at least");
   if (call.element == Element::bfloat16 && !has_fused_products(isa, call.element)) {
-    throw std::invalid_argument(std::string("bfloat16 is multiplied on avx512_bf16 alone; this is ") + isa_name(isa));
+    throw std::invalid_argument(std::string("bfloat16 is multiplied from avx512_bf16 on; this is ") + isa_name(isa));
   }
   if (call.num_rows == 0 || call.num_outputs == 0) return;
   constexpr std::int64_t MOST = std::int64_t{1} << 40;  // floats: more than any memory holds, few enough to be counted
   if (call.num_rows > MOST / std::max(call.num_columns, THIN_OUTPUTS)) {
     throw std::invalid_argument("x has " + std::to_string(call.num_rows) + " rows, more than any memory holds");
   }
-  const Floats columns(ICLPERM_SELECT(isa, thin_columns_size)(call));
+  const Scratch<float> columns(ICLPERM_SELECT(isa, thin_columns_size)(call));
   const auto fill = ICLPERM_SELECT(isa, thin_columns);
   const std::int64_t fill_step = columns_an_item(call, num_threads);
   parallel_for(in_parts_of(call.num_columns, fill_step), num_threads, [&](std::int64_t item, int) {
@@ -76,7 +57,7 @@ void thin_product(const ThinProduct& call, Isa isa, int num_threads) {
     fill(call, begin, std::min(call.num_columns, begin + fill_step), columns.data());
   });
   const std::int64_t scratch_size = ICLPERM_SELECT(isa, thin_scratch_size)(call);
-  const Floats scratch(scratch_size * num_threads);
+  const Scratch<float> scratch(scratch_size * num_threads);
   const auto outputs = ICLPERM_SELECT(isa, thin_outputs);
   const std::int64_t step = outputs_an_item(call.num_outputs, num_threads);
   parallel_for(in_parts_of(call.num_outputs, step), num_threads, [&](std::int64_t item, int worker) {

@@ -1,11 +1,11 @@
 #include "tile_product.hpp"
 
 #include <algorithm>
-#include <new>
 #include <stdexcept>
 #include <string>
 
 #include "parallel.hpp"
+#include "scratch.hpp"
 
 #if defined(__linux__)
 #include <sys/mman.h>
@@ -15,25 +15,6 @@ namespace iclperm {
 namespace {
 
 constexpr std::int64_t CHUNK = 1 << 19;  // numbers of panels that stay in a core's own memory while rows go by
-
-std::int64_t in_parts_of(std::int64_t all, std::int64_t part) { return (all + part - 1) / part; }
-
-// Numbers that hold nothing yet, from the border of a cache line on.
-class Numbers {
- public:
-  explicit Numbers(std::int64_t size)
-      : data_(static_cast<std::uint16_t*>(
-            ::operator new(static_cast<std::size_t>(size) * sizeof(std::uint16_t), std::align_val_t{CACHE_LINE}))) {}
-  Numbers(const Numbers&) = delete;
-  Numbers& operator=(const Numbers&) = delete;
-  ~Numbers() { ::operator delete(data_, std::align_val_t{CACHE_LINE}); }
-
-  std::uint16_t* data() const { return data_; }
-
- private:
-  static constexpr std::size_t CACHE_LINE = 64;
-  std::uint16_t* data_;
-};
 
 // Memory that has not been written to yet is made of large pages where the system has them, so that reading it all looks
 // up fewer addresses. Where it has none, nothing is lost.
@@ -97,7 +78,7 @@ void tile_product(const TileProduct& call, Isa isa, int num_threads) {
   const std::int64_t row_parts = in_parts_of(call.num_rows, row_step);
   const std::int64_t a_row_block = BLOCK_ROWS * call.num_columns;
   const std::int64_t scratch_size = a_row_block + (call.laid_out == nullptr ? step * a_panel : 0);
-  const Numbers scratch(scratch_size * num_threads);
+  const Scratch<std::uint16_t> scratch(scratch_size * num_threads);
   parallel_for(chunks * row_parts, num_threads, [&](std::int64_t item, int worker) {
     const std::int64_t begin = item / row_parts * step, end = std::min(panels, begin + step);
     const std::int64_t row_begin = item % row_parts * row_step;

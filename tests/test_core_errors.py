@@ -415,7 +415,7 @@ REFUSALS = {
     ],
     "thin_product.cpp": [
         Refusal("block is 0; give 1 at least", lambda: thin(block=0)),
-        Refusal("bfloat16 is multiplied on avx512_bf16 alone; this is baseline", thin_pairs),
+        Refusal("bfloat16 is multiplied from avx512_bf16 on; this is baseline", thin_pairs),
     ],
     "tile_product.cpp": [
         Refusal("tiles are of amx_bf16 alone; this is baseline", without_tiles),

@@ -141,7 +141,7 @@ def test_pairs_of_bfloat16_have_the_order_asked_for(isa, shape, block, bias, spe
         patch.setenv("ICLPERM_ISA", isa)
         given_arrays = (as_numpy(x), as_numpy(weight), as_numpy(out), None if shift is None else as_numpy(shift))
         if not _core.has_fused_products(bfloat16=True):
-            with pytest.raises(RequestError, match="bfloat16 is multiplied on avx512_bf16 alone; this is "):
+            with pytest.raises(RequestError, match="bfloat16 is multiplied from avx512_bf16 on; this is "):
                 _core.thin_product(*given_arrays, **order)
             return
         _core.thin_product(*given_arrays, **order, num_threads=num_threads)

@@ -1,0 +1,31 @@
+// Memory that the kernels' drivers write their own numbers to.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <new>
+
+namespace iclperm {
+
+// Numbers that hold nothing yet, from the border of a cache line on.
+template <typename Number>
+class Scratch {
+ public:
+  explicit Scratch(std::int64_t size)
+      : data_(static_cast<Number*>(
+            ::operator new(static_cast<std::size_t>(size) * sizeof(Number), std::align_val_t{CACHE_LINE}))) {}
+  Scratch(const Scratch&) = delete;
+  Scratch& operator=(const Scratch&) = delete;
+  ~Scratch() { ::operator delete(data_, std::align_val_t{CACHE_LINE}); }
+
+  Number* data() const { return data_; }
+
+ private:
+  static constexpr std::size_t CACHE_LINE = 64;
+  Number* data_;
+};
+
+// How many parts of so many, the last of which may be smaller.
+inline std::int64_t in_parts_of(std::int64_t all, std::int64_t part) { return (all + part - 1) / part; }
+
+}  // namespace iclperm
