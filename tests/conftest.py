@@ -50,10 +50,13 @@ def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
-    """A test that a GPU alone can run says what for: ``gpu(needs="...")``."""
+    """A test that a GPU alone can run says what for: ``gpu(needs="...")``; of some processors, ``needs_isa(name)``."""
     marker = item.get_closest_marker("gpu")
     if marker is not None and marker.kwargs and not torch.cuda.is_available():
         pytest.skip(f"needs a CUDA device for {marker.kwargs['needs']}")
+    marker = item.get_closest_marker("needs_isa")
+    if marker is not None and marker.args[0] not in _core.available_isas():
+        pytest.skip(f"needs a processor, and a build, with {marker.args[0]}")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -65,14 +68,14 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--fail-on-skip", action="store_true", help="a skipped test fails the run, unless marked gpu")
+    parser.addoption("--fail-on-skip", action="store_true", help="a skip fails the run, but of gpu and needs_isa")
     parser.addoption("--whole", action="store_true", help="all parameter sets of heavy suites, see tests/parts.py")
     parser.addoption("--long", action="store_true", help="the tests of many seconds alone, see tests/parts.py")
     parser.addoption("--every-module", action="store_true", help="the fast tier must run a function of every module")
 
 
 def pytest_runtest_logreport(report: pytest.TestReport) -> None:
-    if report.skipped and "gpu" not in report.keywords:
+    if report.skipped and _OF_MACHINES.isdisjoint(report.keywords):
         _skipped.append(report.nodeid)
 
 
@@ -87,6 +90,7 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
 
 
 _skipped: list[str] = []
+_OF_MACHINES = {"gpu", "needs_isa"}  # what some have and others have not
 _LONGEST = (
     "test_bench",
     "test_kinds",

@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 from torch import nn
 from zoo import ZOO
 
-from iclperm import _core
 from iclperm.engine import Engine, footprint, forward, layers
 from iclperm.engine.forward import TreeForward
 from iclperm.engine.kernels import linear as products
@@ -377,7 +376,9 @@ def test_no_copies_where_memory_is_short(small: None, monkeypatch: pytest.Monkey
 
 @packs
 @pytest.mark.parametrize("logit_bytes", [16 << 20, 1 << 20], ids=["many rows of logits", "few"])
-@pytest.mark.parametrize("isa", [isa for isa in _core.available_isas() if isa not in ("baseline", "avx2")])
+@pytest.mark.parametrize(
+    "isa", [pytest.param(isa, marks=pytest.mark.needs_isa(isa)) for isa in ("avx512", "avx512_bf16", "amx_bf16")]
+)
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_copies_are_foretold(dtype: torch.dtype, isa: str, logit_bytes: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """As many bytes as all copies of layers take that a call makes, and the head's, but where few rows alone meet it

@@ -19,12 +19,11 @@ from iclperm.errors import RequestError
 from iclperm.reference.products import in_tiles
 
 CPU = torch.device("cpu")
-HAS_TILES = "amx_bf16" in _core.available_isas()
 SPECIAL = [0.0, -0.0, 1e-40, -1e-40, 1.1754944e-38, 3e38, -3e38, float("inf"), float("-inf"), float("nan")]
-tiled = pytest.mark.skipif(not HAS_TILES, reason="this processor, or this build, has no tiles")
+tiled = pytest.mark.needs_isa("amx_bf16")
 
 
-@pytest.fixture(params=["amx_bf16"] if HAS_TILES else [])
+@pytest.fixture(params=[pytest.param("amx_bf16", marks=tiled)])
 def isa(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     monkeypatch.setenv("ICLPERM_ISA", request.param)
     return request.param
