@@ -9,7 +9,7 @@ generated as it says; float32 and bfloat16 unless one is chosen. CPU time of one
 products are told by their shape [outputs, inputs]; their operations are those of all their rows, padding among them,
 and ``fastest`` is what they would take by the fastest product known here (torch's, oneDNN's, oneDNN's on packed
 weights, ours) at those numbers of rows; ``laying out`` is what second copies of matrices took. The attention's
-operations are those of visible (row, key) pairs alone, as if no window hid any. ``bound`` is what a call would take
+operations are those of visible (row, key) pairs alone. ``bound`` is what a call would take
 whose attention ran at the rate of the fastest products, and that did nothing else. ``rest`` is everything that no
 kernel does: planning, gathers, torch's own overhead. Memory is kept as the command line keeps it.
 """
@@ -53,12 +53,15 @@ class Spent:
     kind: str = ""  # and which that is
 
 
-def attention_operations(q: np.ndarray, *arguments: Any, query_rows: np.ndarray | None = None, **_: Any) -> float:
-    """Two products of head_dim for each head and each key that a row sees (where no window hides any)."""
+def attention_operations(
+    q: np.ndarray, *arguments: Any, query_rows: np.ndarray | None = None, window: int = 0, **_: Any
+) -> float:
+    """Two products of head_dim for each head and each key that a row sees."""
     first_rows, first_positions = arguments[5], arguments[6]
     rows = np.arange(first_rows[0], first_rows[-1]) if query_rows is None else query_rows
     visit = np.searchsorted(first_rows, rows, side="right") - 1
-    return 4.0 * q.shape[1] * q.shape[2] * float(np.sum(first_positions[visit] + rows - first_rows[visit] + 1))
+    seen = first_positions[visit] + rows - first_rows[visit] + 1
+    return 4.0 * q.shape[1] * q.shape[2] * float(np.sum(np.minimum(seen, window) if window else seen))
 
 
 def no_operations(*_: Any, **__: Any) -> float:
