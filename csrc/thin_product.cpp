@@ -5,7 +5,7 @@
 #include <string>
 
 #include "parallel.hpp"
-#include "scratch.hpp"
+#include "raw_memory.hpp"
 
 namespace iclperm {
 
@@ -49,7 +49,7 @@ void thin_product(const ThinProduct& call, Isa isa, int num_threads) {
   if (call.num_rows > MOST / std::max(call.num_columns, THIN_OUTPUTS)) {
     throw std::invalid_argument("x has " + std::to_string(call.num_rows) + " rows, more than any memory holds");
   }
-  const Scratch<float> columns(ICLPERM_SELECT(isa, thin_columns_size)(call));
+  const RawMemory<float> columns(ICLPERM_SELECT(isa, thin_columns_size)(call));
   const auto fill = ICLPERM_SELECT(isa, thin_columns);
   const std::int64_t fill_step = columns_an_item(call, num_threads);
   parallel_for(in_parts_of(call.num_columns, fill_step), num_threads, [&](std::int64_t item, int) {
@@ -57,7 +57,7 @@ void thin_product(const ThinProduct& call, Isa isa, int num_threads) {
     fill(call, begin, std::min(call.num_columns, begin + fill_step), columns.data());
   });
   const std::int64_t scratch_size = ICLPERM_SELECT(isa, thin_scratch_size)(call);
-  const Scratch<float> scratch(scratch_size * num_threads);
+  const RawMemory<float> scratch(scratch_size * num_threads);
   const auto outputs = ICLPERM_SELECT(isa, thin_outputs);
   const std::int64_t step = outputs_an_item(call.num_outputs, num_threads);
   parallel_for(in_parts_of(call.num_outputs, step), num_threads, [&](std::int64_t item, int worker) {

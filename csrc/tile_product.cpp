@@ -5,7 +5,7 @@
 #include <string>
 
 #include "parallel.hpp"
-#include "scratch.hpp"
+#include "raw_memory.hpp"
 
 #if defined(__linux__)
 #include <sys/mman.h>
@@ -78,7 +78,7 @@ void tile_product(const TileProduct& call, Isa isa, int num_threads) {
   const std::int64_t row_parts = in_parts_of(call.num_rows, row_step);
   const std::int64_t a_row_block = BLOCK_ROWS * call.num_columns;
   const std::int64_t scratch_size = a_row_block + (call.laid_out == nullptr ? step * a_panel : 0);
-  const Scratch<std::uint16_t> scratch(scratch_size * num_threads);
+  const RawMemory<std::uint16_t> scratch(scratch_size * num_threads);
   parallel_for(chunks * row_parts, num_threads, [&](std::int64_t item, int worker) {
     const std::int64_t begin = item / row_parts * step, end = std::min(panels, begin + step);
     const std::int64_t row_begin = item % row_parts * row_step;

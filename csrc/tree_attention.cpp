@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "parallel.hpp"
+#include "raw_memory.hpp"
 
 namespace iclperm {
 namespace {
@@ -143,10 +144,15 @@ struct Work {
   std::int64_t max_lines = 0;
 };
 
-// Cuts visits into blocks of at most MAX_LINES lines and puts consecutive ones together up to the same number.
-Work divide(const TreeAttention& call, const Queries& queries) {
-  const std::int64_t group_size = call.q.num_heads / call.k_new.num_heads;
-  const std::int64_t max_rows = std::max<std::int64_t>(1, MAX_LINES / group_size);
+// Cuts visits into blocks and puts consecutive ones together, up to MAX_LINES lines and to as many as leave each thread
+// as many work items as the others. A row's bits do not depend on whom it is put together with.
+Work divide(const TreeAttention& call, const Queries& queries, int num_threads) {
+  const std::int64_t num_heads = call.k_new.num_heads, group_size = call.q.num_heads / num_heads;
+  const std::int64_t most_rows = std::max<std::int64_t>(1, MAX_LINES / group_size);
+  const std::int64_t num_rows = std::max<std::int64_t>(1, queries.end - queries.begin);
+  const std::int64_t sharers = in_parts_of(num_threads, num_heads);  // of a head's groups
+  const std::int64_t max_rows = in_parts_of(num_rows, in_parts_of(in_parts_of(num_rows, most_rows), sharers) * sharers);
+  const std::int64_t max_lines = max_rows * group_size;
   Work work;
   std::int64_t lines = 0;
   std::int64_t row = queries.begin;
@@ -156,7 +162,7 @@ Work divide(const TreeAttention& call, const Queries& queries) {
     while (row < visit_end) {
       const std::int64_t end = std::min(row + max_rows, visit_end);
       const std::int64_t num_lines = (end - row) * group_size;
-      if (work.groups.empty() || lines + num_lines > MAX_LINES) {
+      if (work.groups.empty() || lines + num_lines > max_lines) {
         work.groups.push_back({static_cast<std::int64_t>(work.blocks.size()), 0});
         lines = 0;
       }
@@ -235,7 +241,7 @@ void tree_attention(const TreeAttention& asked, Isa isa, int num_threads) {
   TreeAttention call = asked;
   call.query_rows = queries.pack_rows.data();  // the kernels always have it
   call.window = std::min(call.window, std::numeric_limits<std::int64_t>::max() / 2);  // the kernels take it off positions
-  const Work work = divide(call, queries);
+  const Work work = divide(call, queries, num_threads);
   const std::int64_t num_heads = call.k_new.num_heads;
   const std::int64_t num_items = static_cast<std::int64_t>(work.groups.size()) * num_heads;
 

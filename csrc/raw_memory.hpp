@@ -9,14 +9,14 @@ namespace iclperm {
 
 // Numbers that hold nothing yet, from the border of a cache line on.
 template <typename Number>
-class Scratch {
+class RawMemory {
  public:
-  explicit Scratch(std::int64_t size)
+  explicit RawMemory(std::int64_t size)
       : data_(static_cast<Number*>(
             ::operator new(static_cast<std::size_t>(size) * sizeof(Number), std::align_val_t{CACHE_LINE}))) {}
-  Scratch(const Scratch&) = delete;
-  Scratch& operator=(const Scratch&) = delete;
-  ~Scratch() { ::operator delete(data_, std::align_val_t{CACHE_LINE}); }
+  RawMemory(const RawMemory&) = delete;
+  RawMemory& operator=(const RawMemory&) = delete;
+  ~RawMemory() { ::operator delete(data_, std::align_val_t{CACHE_LINE}); }
 
   Number* data() const { return data_; }
 
