@@ -145,7 +145,7 @@ struct Work {
 };
 
 // Cuts visits into blocks and puts consecutive ones together, up to MAX_LINES lines and to as many as leave each thread
-// as many work items as the others. A row's bits do not depend on whom it is put together with.
+// about as much as the others. A row's bits do not depend on whom it is put together with.
 Work divide(const TreeAttention& call, const Queries& queries, int num_threads) {
   const std::int64_t num_heads = call.k_new.num_heads, group_size = call.q.num_heads / num_heads;
   const std::int64_t most_rows = std::max<std::int64_t>(1, MAX_LINES / group_size);

@@ -1,5 +1,8 @@
 """Products in the processor's tiles: the given order of sums to the last bit, in any company, laid out or not."""
 
+import ctypes
+import platform
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -7,6 +10,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from isas import ISA_FLAGS
 from torch import nn
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
@@ -19,6 +23,7 @@ from iclperm.errors import RequestError
 from iclperm.reference.products import in_tiles
 
 CPU = torch.device("cpu")
+CPUINFO = Path("/proc/cpuinfo")
 SPECIAL = [0.0, -0.0, 1e-40, -1e-40, 1.1754944e-38, 3e38, -3e38, float("inf"), float("-inf"), float("nan")]
 tiled = pytest.mark.needs_isa("amx_bf16")
 
@@ -203,6 +208,18 @@ def test_a_head_of_another_class_is_torchs() -> None:
     engine = Engine(model, self_check=False)
     assert np.isfinite(engine.score([[5, 6, 7]], [[12, 13]], [[14], [15]])).all()
     assert engine.numerics["head"] == "torch"
+
+
+@pytest.mark.skipif(not CPUINFO.is_file(), reason="the processor's flags are read on Linux")
+@pytest.mark.skipif(platform.machine() != "x86_64", reason="the instruction sets are those of x86")
+def test_a_build_has_all_that_the_processor_has() -> None:
+    """So that a test marked ``needs_isa`` is skipped for the lack of a processor alone."""
+    (flags, *_) = (line.split() for line in CPUINFO.read_text().splitlines() if line.startswith("flags"))
+    has = [name for name, needed in ISA_FLAGS.items() if needed <= set(flags)]
+    arch_prctl, ask_for, tiles = 158, 0x1023, 18
+    if "amx_bf16" in has and ctypes.CDLL(None).syscall(arch_prctl, ask_for, tiles):
+        has.remove("amx_bf16")  # the system keeps none for this process
+    assert _core.available_isas() == has, "the compiler knows fewer instruction sets than the processor"
 
 
 def test_without_tiles_they_are_refused(monkeypatch) -> None:
