@@ -25,7 +25,4 @@ class RawMemory {
   Number* data_;
 };
 
-// How many parts of so many, the last of which may be smaller.
-inline std::int64_t in_parts_of(std::int64_t all, std::int64_t part) { return (all + part - 1) / part; }
-
 }  // namespace iclperm

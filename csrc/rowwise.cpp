@@ -17,7 +17,7 @@ void by_rows(std::int64_t num_rows, std::int64_t elements_per_row, int num_threa
   check_threads(num_threads);
   if (elements_per_row == 0) return;  // however many rows there are
   const std::int64_t step = std::max<std::int64_t>(1, ELEMENTS_PER_ITEM / std::max<std::int64_t>(1, elements_per_row));
-  parallel_for((num_rows + step - 1) / step, num_threads,
+  parallel_for(in_parts_of(num_rows, step), num_threads,
                [&](std::int64_t item, int) { rows(item * step, std::min(num_rows, (item + 1) * step)); });
 }
 

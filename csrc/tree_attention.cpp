@@ -14,7 +14,6 @@
 #include <vector>
 
 #include "parallel.hpp"
-#include "raw_memory.hpp"
 
 namespace iclperm {
 namespace {

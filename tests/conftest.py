@@ -95,7 +95,7 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
 
 
 _skipped: list[str] = []
-_LACKS = "this processor has not"
+_LACKS = "this processor, or this build, has not"
 _LONGEST = (
     "test_bench",
     "test_kinds",
