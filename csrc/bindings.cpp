@@ -12,6 +12,7 @@
 #include <stdexcept>
 #include <utility>
 
+#include "checksum.hpp"
 #include "isa.hpp"
 #include "parallel.hpp"
 #include "plan.hpp"
@@ -636,6 +637,16 @@ void lay_out_tiles(const py::array& weight, py::array& out, int num_threads) {
   iclperm::lay_out(call, laid_out, isa, num_threads);
 }
 
+std::uint64_t checksum(const py::array& matrix, int num_threads) {
+  const auto strides = strides_of(matrix, 2, element_of(matrix, "matrix"), "matrix");
+  const iclperm::Bytes bytes{.data = static_cast<const std::byte*>(matrix.data()),
+                             .num_rows = matrix.shape(0),
+                             .row_size = matrix.shape(1) * matrix.itemsize(),
+                             .row_stride = strides[0] * matrix.itemsize()};
+  const py::gil_scoped_release release;
+  return iclperm::checksum(bytes, num_threads);
+}
+
 void bind_kernels(py::module_& module) {
   module.def("isa", [] { return iclperm::isa_name(iclperm::selected_isa()); });
   module.def("available_isas", [] {
@@ -676,6 +687,7 @@ void bind_kernels(py::module_& module) {
              py::arg("bias") = py::none(), py::kw_only(), py::arg("is_laid_out") = false, py::arg("num_threads") = 1);
   module.def("lay_out_tiles", &lay_out_tiles, py::arg("weight"), py::arg("out"), py::kw_only(),
              py::arg("num_threads") = 1);
+  module.def("checksum", &checksum, py::arg("matrix"), py::kw_only(), py::arg("num_threads") = 1);
   module.def("head_rows", &head_rows, py::arg("logits"), py::arg("pair_row"), py::arg("pair_id"), py::kw_only(),
              py::arg("softcap") = 0.0f, py::arg("num_threads") = 1);
 }

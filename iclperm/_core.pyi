@@ -167,6 +167,11 @@ def tile_product(
 def lay_out_tiles(weight: Elements, out: Elements, *, num_threads: int = 1) -> None:
     """``weight`` [N, H] as `tile_product` reads it fastest, into ``out`` [laid_out_size(N, H)]; both bfloat16."""
 
+def checksum(matrix: Elements, *, num_threads: int = 1) -> int:
+    """64 bits of a matrix [M, N], the same with any number of threads: where eight neighbouring bytes alone are others,
+    so are these; where any bytes are, but for one case in 2^64. Cost: the matrix is read once.
+    """
+
 def head_rows(
     logits: Elements, pair_row: Int64s, pair_id: Int64s, *, softcap: float = 0.0, num_threads: int = 1
 ) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.int32], npt.NDArray[np.bool_], npt.NDArray[np.float32]]:

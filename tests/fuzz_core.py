@@ -254,6 +254,11 @@ def lay_out_tiles(case: Case) -> dict[str, Any]:
     }
 
 
+def checksum(case: Case) -> dict[str, Any]:
+    kind = np.float32 if case.chance(0.5) else np.uint16
+    return {"matrix": case.elements(case.count(0, 40), case.count(0, 70), kind=kind), "num_threads": _threads(case)}
+
+
 def laid_out_size(case: Case) -> dict[str, Any]:
     return {"num_outputs": case.count(0, 110), "num_columns": case.count(0, 110)}
 
@@ -311,6 +316,7 @@ RECIPES: dict[str, Callable[[Case], dict[str, Any]]] = {
     "laid_out_size": laid_out_size,
     "tile_product": tile_product,
     "lay_out_tiles": lay_out_tiles,
+    "checksum": checksum,
     "build_tree": build_tree,
     "build_requests": Case.requests,
     "PrefixTree.check": _of_a_tree,

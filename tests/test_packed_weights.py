@@ -9,6 +9,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
+from ways import First, Last
 from zoo import ZOO
 
 from iclperm.engine import Engine, footprint, forward, layers
@@ -20,7 +21,7 @@ from iclperm.engine.kernels.linear import (
     OutputRoom,
     PackedWeights,
     SumOrder,
-    few_packed_rows,
+    few_rows,
     may_be_laid_out,
     uses_onednn,
 )
@@ -45,6 +46,7 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
     """Small matrices are laid out, too, and soon; what was found out of them is forgotten."""
     monkeypatch.setattr(products, "FEWEST_PACKED_ENTRIES", 0)
     monkeypatch.setattr(products, "PACKED_ROWS", 64)
+    monkeypatch.setattr(products, "CHECKED_ROWS", 64)
     monkeypatch.setattr(products, "_KEPT", {})
 
 
@@ -124,7 +126,7 @@ def test_a_copy_is_made_once_enough_rows_came(small: None, multiplied: list[bool
     assert all(torch.equal(result, wanted) for result in results)
     assert multiplied[1:] == [True, True]  # 80 rows by then
     assert not any(multiplied[:1])
-    copied.forget()
+    copied.end()
     multiplied.clear()
     assert torch.equal(product(x), wanted)
     assert not any(multiplied)
@@ -189,19 +191,18 @@ def test_queries_keys_and_values_are_joined_but_in_the_last_layer(
 
 
 @packs
-def test_of_rows_that_fill_registers_few_are_ours(monkeypatch: pytest.MonkeyPatch, multiplied: list[bool]) -> None:
+def test_few_rows_may_be_ours_beside_a_copy(monkeypatch: pytest.MonkeyPatch, multiplied: list[bool]) -> None:
     copied = PackedWeights()
     copied.is_on = True
     product = MatrixProduct.of(drawn(512, 512, DTYPES[0]), copied=copied)
     vars(product)["order"] = SumOrder(512, bias_first=False)  # as if it were the library's
     product(torch.randn(products.PACKED_ROWS, 512).to(DTYPES[0]))
-    least = few_packed_rows()
-    for rows, is_ours in ((least, True), (least - 8, (least - 8) % 16 == 0 and least > 8), (least + 16, False)):
-        if rows < 8 * torch.get_num_threads():
-            continue
-        multiplied.clear()
-        product(torch.randn(rows, 512).to(DTYPES[0]))
-        assert multiplied == ([] if is_ours else [True])
+    for way, is_ours in ((First(), True), (Last(), False)):
+        monkeypatch.setattr(products, "_QUICKER", way)
+        for rows in (few_rows(), few_rows() + 8):
+            multiplied.clear()
+            product(torch.randn(rows, 512).to(DTYPES[0]))
+            assert multiplied == ([] if is_ours and rows <= few_rows() else [True])
 
 
 @packs
@@ -248,12 +249,85 @@ def test_answers_are_the_same(name: str, dtype: torch.dtype, small: None, multip
     found = asked(engine)
     linears = [module for module in engine._model.model.modules() if isinstance(module, nn.Linear)]
     assert any(multiplied) == any(may_be_laid_out(module.weight) for module in linears)
-    assert not engine._model.copied._copies, "copies outlive the call"
+    assert not engine._model.copied._copies, "copies are in use after the call"
     multiplied.clear()
     engine._model.copied.is_on = False
     for one, other in zip(found, asked(engine), strict=True):
         np.testing.assert_array_equal(one, other)
     assert not any(multiplied)
+
+
+@pytest.fixture
+def made(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, ...]]:
+    """The shapes of copies as they are made for a model, and not to be compared."""
+    shapes: list[tuple[int, ...]] = []
+
+    def counted(packed: Any) -> Any:
+        def run(self: Any) -> torch.Tensor:
+            copy: torch.Tensor = packed(self)
+            if getattr(self, "copied", getattr(self, "_copied", None)) is not None:
+                shapes.append(tuple(copy.shape))
+            return copy
+
+        return run
+
+    for kind in (MatrixProduct, JoinedProducts):
+        monkeypatch.setattr(kind, "packed", counted(kind.packed))
+    return shapes
+
+
+@packs
+def test_copies_are_kept_for_the_next_call(
+    small: None, made: list[tuple[int, ...]], multiplied: list[bool], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = ZOO["llama"].build().to(DTYPES[0])
+    engine = Engine(model)
+    found = asked(engine)
+    assert made
+    made.clear()
+    multiplied.clear()
+    for one, other in zip(found, asked(engine), strict=True):
+        np.testing.assert_array_equal(one, other)
+    assert any(multiplied)
+    assert not made
+    with torch.no_grad():  # as many as before, and of one layer alone
+        model.model.layers[0].mlp.down_proj.weight.mul_(1.5)
+    after = asked(engine)
+    assert made, "another model's copies were taken"
+    for one, other in zip(after, asked(Engine(model)), strict=True):
+        np.testing.assert_array_equal(one, other)
+
+
+@packs
+def test_a_copy_is_of_the_numbers_there_are(small: None, made: list[tuple[int, ...]]) -> None:
+    """A number written where nobody counts, and another instruction set or number of threads: a new copy."""
+    copied = PackedWeights()
+    copied.is_on = True
+    module, other = (drawn(64, 48, DTYPES[0]) for _ in range(2))
+    product = MatrixProduct.of(module, copied=copied)
+    assert product.keeps_bits_packed  # found out before copies are counted
+    x = torch.randn(64, 48).to(DTYPES[0])
+
+    def copies(threads: int = 0) -> int:
+        made.clear()
+        before = torch.get_num_threads()
+        torch.set_num_threads(threads or before)
+        try:
+            copied.end()
+            torch.testing.assert_close(product(x), nn.functional.linear(x, module.weight), rtol=1e-2, atol=1e-1)
+        finally:
+            torch.set_num_threads(before)
+        return len(made)
+
+    assert [copies() for _ in range(3)] == [1, 0, 0]
+    module.weight.data[5, 7] += 3.0
+    assert [copies() for _ in range(2)] == [1, 0]
+    module.weight.data.neg_()
+    assert [copies() for _ in range(2)] == [1, 0]
+    assert copies(3 - min(2, torch.get_num_threads())), "that of another number of threads was taken"
+    copied.begin("another")
+    assert copies() == 1
+    assert not torch.equal(module.weight, other.weight)
 
 
 @packs
@@ -307,7 +381,7 @@ def test_what_our_kernel_multiplies_in_a_room_is_not_copied() -> None:
     copied.is_on = True
     product = MatrixProduct.of(drawn(512, 512, DTYPES[0]), is_head=True, copied=copied)
     vars(product)["order"] = SumOrder(512, bias_first=False)  # as if it were the library's
-    x, room = torch.randn(products.few_rows(), 512).to(DTYPES[0]), OutputRoom()
+    x, room = torch.randn(few_rows(), 512).to(DTYPES[0]), OutputRoom()
     for _ in range(2 * products.PACKED_ROWS // len(x)):
         product(x, room)
     assert not copied._rows
@@ -327,7 +401,8 @@ def test_a_copy_that_finds_no_memory_is_done_without(small: None, monkeypatch: p
     assert not copied.give_up(), "none took any memory"
     copied.is_on = True
     assert torch.equal(product(x), wanted)
-    copied.forget()
+    copied.end()
+    assert torch.equal(product(x), wanted)
     assert copied.give_up(), "one did"
     assert not copied.is_on
     assert not copied.give_up()
@@ -390,16 +465,16 @@ def test_copies_are_foretold(dtype: torch.dtype, isa: str, logit_bytes: int, mon
     engine = Engine.from_pretrained(MODELS["qwen2-25m"].folder(), dtype=dtype)
     engine.loglikelihood([([1], [2])])
     made: dict[int, int] = {}
-    forget = PackedWeights.forget
+    end = PackedWeights.end
 
     def counted(self: PackedWeights) -> None:
         for key, copy in self._copies.items():
             for address, shape, _ in () if copy is None else key if isinstance(key[0], tuple) else (key,):
                 made[address] = dtype.itemsize * int(np.prod(shape))
-        forget(self)
+        end(self)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(PackedWeights, "forget", counted)
+        patch.setattr(PackedWeights, "end", counted)
         patch.setattr(products, "PACKED_ROWS", 8)
         contexts = [[first, *range(4, 200)] for first in range(3, 15)]
         engine.score(contexts, [[12 + i, 13] for i in range(40)], [[14], [15, 16]])

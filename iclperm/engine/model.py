@@ -240,7 +240,7 @@ class TreeModel(PlainModel):
         condition = self._known().token if doubled is None else doubled.of.token
         itself = borrowed(self.model) if doubled is None else nullcontext()
         before = self._is_fused, self._running, self._ran
-        self.copied.forget()  # of the call that this one is within: weights may have been written to since
+        self.copied.begin(condition)  # also of the call that this one is within: weights may have been written to since
         try:
             with fixed_precision(), itself, ExitStack() as undo:
                 decoder = self._fused(doubled) if fused and self._may_fuse else None
@@ -259,7 +259,7 @@ class TreeModel(PlainModel):
                     yield condition
         finally:
             self._is_fused, self._running, self._ran = before
-            self.copied.forget()
+            self.copied.end()
 
     @property
     def condition(self) -> object:

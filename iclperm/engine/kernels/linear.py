@@ -27,6 +27,7 @@ from torch import nn
 
 from iclperm import _core
 from iclperm.engine.kernels.attention import as_numpy
+from iclperm.engine.kernels.quicker import Quicker
 from iclperm.engine.shapes import padded_rows
 from iclperm.errors import is_out_of_memory
 
@@ -35,22 +36,23 @@ _Key: TypeAlias = tuple[Hashable, ...]
 _DTYPES = (torch.float32, torch.bfloat16)
 _ALL = slice(None)
 FEW_ROWS = 128
-"""For each of up to two threads: of so many our own kernel is faster, or nearly so (benchmarks/products.py). Beside
-an AVX-512 library, half."""
-FEWEST_ENTRIES = 1 << 17
-"""Of a matrix; a smaller one lies in the caches as MKL wants it, which is up to twice as fast there."""
+"""For each of up to two threads: of so many our own kernel may be faster (benchmarks/products.py). Beside an AVX-512
+library, half."""
+FEWEST_ENTRIES = 1 << 16
+"""Of a matrix that our own kernel multiplies; a smaller one is so in no time."""
 FEWEST_PACKED_ENTRIES = 1 << 16
-"""Of a matrix that is laid out once; a smaller one is so in no time."""
+"""Of a matrix that is laid out once; likewise."""
 TILE_COLUMNS = 32
 """Of which a tile's product adds up so many: a matrix that is multiplied in tiles has whole ones."""
 PACKED_ROWS = 2048
 """What laying a matrix out takes, a product of 100 to 400 rows does, and what it saves is a twentieth at least."""
+CHECKED_ROWS = 256
+"""What reading a matrix takes, to tell whether a copy is still one, a product of some dozen rows does."""
 _PACKED_OUTPUTS = 1024  # of a drawn one
 _COMPARED_BYTES = 32 << 20  # that a product gives, of whatever many outputs
 _COMPARED_ROWS = (8, 72, 1024)  # oneDNN has other loops for few rows, for some, and for many
 _BLOCKS = (192, 256, 384, 512, 768, 1024, 2048)  # of columns: MKL's is 192, oneDNN's 1,024 with AVX2
 _TRIED_OUTPUTS = 96
-_REGISTER_ROWS = 16
 _FEWEST_COLUMNS = 16  # with fewer, orders can hardly be told apart
 
 
@@ -106,15 +108,6 @@ def few_rows() -> int:
     return FEW_ROWS * min(2, torch.get_num_threads()) // share
 
 
-def few_packed_rows() -> int:
-    """As `few_rows`, beside oneDNN with a matrix laid out, and only if they fill our kernel's registers."""
-    return few_rows() // 4
-
-
-def _fill_registers(num_rows: int) -> bool:
-    return num_rows <= few_packed_rows() and num_rows % _REGISTER_ROWS == 0
-
-
 @dataclass(frozen=True)
 class SumOrder:
     """How a product is added up: chains over ``block`` columns, one after the other, the bias first or last."""
@@ -141,23 +134,33 @@ class OutputRoom:
 class PackedWeights:
     """Second copies of matrices, as oneDNN lays them out, each made once ``PACKED_ROWS`` rows have met its matrix.
 
-    They are kept while a model is attached: for a unit of work, in which nobody writes to its weights. ``is_on``:
-    whether any is made.
+    They are in use while a model is attached: for a unit of work, in which nobody writes to its weights. After it they
+    are kept for the next one, which reads every number of a matrix to tell whether it is still the one that was copied,
+    once ``CHECKED_ROWS`` rows have met it. ``is_on``: whether any is made.
     """
 
     def __init__(self) -> None:
-        self.is_on = self._has_made = False
+        self.is_on = False
         self._rows: dict[_Key, int] = {}
-        self._copies: dict[_Key, torch.Tensor | None] = {}
+        self._copies: dict[_Key, torch.Tensor | None] = {}  # in use
+        self._kept: dict[_Key, tuple[_Key, torch.Tensor]] = {}  # with what tells the numbers that were copied
+        self._of: object = None
 
-    def forget(self) -> None:
+    def begin(self, condition: object) -> None:
+        """A unit of work begins, or goes on: the weights may be others now. Copies of a model in another ``condition``
+        are given back."""
+        self._rows, self._copies = {}, {}
+        if condition is not self._of:
+            self._kept, self._of = {}, condition
+
+    def end(self) -> None:
         """The weights may be others from now on."""
         self._rows, self._copies = {}, {}
 
     def give_up(self) -> bool:
         """Make none any more, as memory ran out; whether that leaves more of it than before."""
-        had_any, self.is_on, self._has_made = self._has_made, False, False
-        self.forget()
+        had_any, self.is_on = bool(self._kept), False
+        self._rows, self._copies, self._kept = {}, {}, {}
         return had_any
 
     def of(self, product: MatrixProduct | JoinedProducts, num_rows: int) -> torch.Tensor | None:
@@ -167,16 +170,27 @@ class PackedWeights:
             return None
         if key not in copies:
             rows[key] = rows.get(key, 0) + num_rows
-            if rows[key] < PACKED_ROWS:
+            if rows[key] < (CHECKED_ROWS if key in self._kept else PACKED_ROWS):
                 return None
-            try:
-                copies[key] = product.packed() if product.keeps_bits_packed else None
-                self._has_made |= copies[key] is not None
-            except Exception as error:
-                if not is_out_of_memory(error):
-                    raise
-                copies[key] = None  # it does without
+            copies[key] = self._current(key, product)
         return copies[key]
+
+    def _current(self, key: _Key, product: MatrixProduct | JoinedProducts) -> torch.Tensor | None:
+        """The copy that is kept, if it is one of the matrix as it is, or a new one; None where it has to do without."""
+        numbers = product.numbers()
+        was, copy = self._kept.pop(key, (None, None))
+        if copy is not None and was == numbers:
+            self._kept[key] = numbers, copy
+            return copy
+        copy = None  # first, so that both never exist
+        try:
+            copy = product.packed() if product.keeps_bits_packed else None
+        except Exception as error:
+            if not is_out_of_memory(error):
+                raise
+        if copy is not None:
+            self._kept[key] = numbers, copy
+        return copy
 
 
 @dataclass(frozen=True)
@@ -202,8 +216,8 @@ class MatrixProduct:
         copied: PackedWeights | None = None,
     ) -> MatrixProduct:
         """The product of a module as it is now."""
-        weight: torch.Tensor = module.weight
-        bias: torch.Tensor | None = module.bias
+        weight: torch.Tensor = module.weight.detach()
+        bias: torch.Tensor | None = None if module.bias is None else module.bias.detach()
         if outputs != _ALL:
             weight, bias = weight[outputs], None if bias is None else bias[outputs]
         is_dense = weight.is_contiguous() or weight.T.is_contiguous()  # else oneDNN takes a thousand times as long
@@ -222,9 +236,15 @@ class MatrixProduct:
         if order is not None and room is not None:  # what oneDNN gives takes new pages, which cost more than it saves
             return self.in_order(x, order, room)
         copy = None if self.copied is None else self.copied.of(self, num_rows)
-        if order is not None and (copy is None or _fill_registers(num_rows)):
-            return self.in_order(x, order)
-        return self.by_library(x, copy)
+        if order is None:
+            return self.by_library(x, copy)
+        key = self._speed, num_rows, copy is not None
+        return _QUICKER.run(key, lambda: self.in_order(x, order), lambda: self.by_library(x, copy))
+
+    @cached_property
+    def _speed(self) -> _Key:
+        """What the quickest way depends on beside the number of rows."""
+        return *self.layout, *_here()
 
     def by_library(self, x: torch.Tensor, copy: torch.Tensor | None = None) -> torch.Tensor:
         """Of x [M, H], as many rows are: in tiles, by oneDNN or torch, of the ``packed`` matrix if that is given."""
@@ -238,7 +258,7 @@ class MatrixProduct:
 
     def packed(self) -> torch.Tensor:
         """The matrix as oneDNN, or our kernel in tiles, lays it out, which `by_library` alone can read."""
-        weight = self.weight.detach()
+        weight = self.weight
         if self.is_tiled:
             copy = weight.new_empty(_core.laid_out_size(*weight.shape))
             _core.lay_out_tiles(as_numpy(weight), as_numpy(copy), num_threads=torch.get_num_threads())
@@ -249,8 +269,13 @@ class MatrixProduct:
     @property
     def is_tiled(self) -> bool:
         """Whether every number of rows is multiplied in the processor's tiles, as long as ``ICLPERM_ISA`` stays."""
+        return self._fits_tiles and _is_tiled(self.weight.dtype)
+
+    @cached_property
+    def _fits_tiles(self) -> bool:
+        """Whether it would be where there are tiles."""
         weight, bias = self.weight, self.bias
-        is_ours = weight.device.type == "cpu" and _is_tiled(weight.dtype) and weight.stride(1) == 1
+        is_ours = weight.device.type == "cpu" and weight.dtype == torch.bfloat16 and weight.stride(1) == 1
         return (
             is_ours and weight.shape[1] % TILE_COLUMNS == 0 < weight.numel() and (bias is None or bias.stride(0) == 1)
         )
@@ -272,6 +297,11 @@ class MatrixProduct:
     def layout(self) -> tuple[Hashable, ...]:
         """What the library may multiply it by, beside the numbers."""
         return self.weight.dtype, *self.weight.shape, *self.weight.stride(), self.bias is not None
+
+    def numbers(self) -> _Key:
+        """What tells a copy of the matrix as it is, by the library as it is, from others; all numbers are read."""
+        rows = self.weight if self.weight.stride(1) == 1 else self.weight.T
+        return *_here(), _core.checksum(as_numpy(rows), num_threads=torch.get_num_threads())
 
     @property
     def keeps_bits_packed(self) -> bool:
@@ -323,7 +353,7 @@ class MatrixProduct:
 
     @cached_property
     def _arrays(self) -> tuple[np.ndarray, np.ndarray | None]:
-        return as_numpy(self.weight.detach()), None if self.bias is None else as_numpy(self.bias.detach())
+        return as_numpy(self.weight), None if self.bias is None else as_numpy(self.bias)
 
     @cached_property
     def order(self) -> SumOrder | None:
@@ -392,16 +422,25 @@ class JoinedProducts:
 
     def __call__(self, x: torch.Tensor) -> Sequence[torch.Tensor]:
         num_rows = x.shape[0]
-        copy = None if self._copied is None or self._are_ours(num_rows) else self._copied.of(self, num_rows)
-        return [product(x) for product in self._products] if copy is None else self.joined(x, copy)
+        copy = None if self._copied is None else self._copied.of(self, num_rows)
+        if copy is None:
+            return self.apart(x)
+        if num_rows > few_rows() or all(product.order is None for product in self._products):
+            return self.joined(x, copy)
+        return _QUICKER.run((self._speed, num_rows), lambda: self.apart(x), lambda: self.joined(x, copy))
+
+    def apart(self, x: torch.Tensor) -> Sequence[torch.Tensor]:
+        """Each product by itself."""
+        return [product(x) for product in self._products]
 
     def joined(self, x: torch.Tensor, copy: torch.Tensor) -> Sequence[torch.Tensor]:
         """Each product, with the matrices as ``packed``."""
         return torch.split(self.by_library(x, copy), [each.weight.shape[0] for each in self._products], dim=1)
 
-    def _are_ours(self, num_rows: int) -> bool:
-        """Whether our kernel for few rows multiplies, also where matrices are laid out."""
-        return _fill_registers(num_rows) and all(product.order is not None for product in self._products)
+    @cached_property
+    def _speed(self) -> _Key:
+        """What the quickest way depends on beside the number of rows."""
+        return *(product.layout for product in self._products), *_here()
 
     def by_library(self, x: torch.Tensor, copy: torch.Tensor) -> torch.Tensor:
         """All products [M, N] side by side, with the matrices as ``packed``."""
@@ -410,7 +449,7 @@ class JoinedProducts:
         product: torch.Tensor = torch.ops.mkldnn._linear_pointwise(x, copy, self._bias, "none", [], "")
         return product
 
-    @property
+    @cached_property
     def _bias(self) -> torch.Tensor | None:
         biases = [each.bias for each in self._products if each.bias is not None]
         return torch.cat(biases) if biases else None
@@ -427,16 +466,20 @@ class JoinedProducts:
 
     def as_one(self) -> MatrixProduct:
         """The product with all matrices, in memory of its own."""
-        return MatrixProduct(torch.cat([each.weight.detach() for each in self._products]), self._bias, is_onednn=True)
+        return MatrixProduct(torch.cat([each.weight for each in self._products]), self._bias, is_onednn=True)
 
     def packed(self) -> torch.Tensor:
         """The matrices as oneDNN lays them out together, which `by_library` alone can read."""
         return self.as_one().packed()
 
-    @property
+    @cached_property
     def packed_key(self) -> _Key:
         """Of the memory that the matrices lie in."""
         return tuple(product.packed_key for product in self._products)
+
+    def numbers(self) -> _Key:
+        """As of `MatrixProduct`, of every matrix."""
+        return tuple(product.numbers() for product in self._products)
 
     @property
     def keeps_bits_packed(self) -> bool:
@@ -484,9 +527,9 @@ def _in_tiles(
     out = x.new_empty(num_rows, num_outputs) if room is None else room.of(num_rows, num_outputs, x.dtype)
     _core.tile_product(
         as_numpy(x),
-        as_numpy(weight.detach()),
+        as_numpy(weight),
         as_numpy(out),
-        None if bias is None else as_numpy(bias.detach()),
+        None if bias is None else as_numpy(bias),
         is_laid_out=weight.ndim == 1,
         num_threads=torch.get_num_threads(),
     )
@@ -518,6 +561,7 @@ def _here() -> tuple[object, ...]:
     return torch.get_num_threads(), _core.isa()
 
 
+_QUICKER = Quicker()
 _ORDERS: dict[tuple[object, ...], SumOrder | None] = {}
 _KEPT: dict[tuple[object, ...], bool] = {}
 
