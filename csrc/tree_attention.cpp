@@ -7,13 +7,14 @@
 #include <iterator>
 #include <limits>
 #include <memory>
-#include <new>
 #include <numeric>
+#include <optional>
 #include <stdexcept>
 #include <string>
 #include <vector>
 
 #include "parallel.hpp"
+#include "raw_memory.hpp"
 
 namespace iclperm {
 namespace {
@@ -183,13 +184,13 @@ class ScratchMemory {
                                   lines * MAX_LANES, round_up(lines), padded,                   TILE / 2 * padded};
     std::int64_t total = 0;
     for (const std::int64_t size : sizes) total += size;
-    floats_ = static_cast<float*>(::operator new(at(total) * sizeof(float), std::align_val_t{VECTOR_ALIGNMENT}));
+    floats_.emplace(total);
     line_pos_.resize(at(lines));
     cursors_.resize(at(lines));
     float** const parts[] = {&scratch_.keys,        &scratch_.values, &scratch_.queries,
                              &scratch_.accumulator, &scratch_.sums,   &scratch_.maxima,
                              &scratch_.zeros,       &scratch_.visible};
-    float* next = floats_;
+    float* next = floats_->data();
     for (std::size_t part = 0; part < std::size(parts); ++part) {
       *parts[part] = next;
       next += sizes[part];
@@ -200,16 +201,13 @@ class ScratchMemory {
     scratch_.cursors = cursors_.data();
     scratch_.tile_kv_head = -1;
   }
-  ScratchMemory(const ScratchMemory&) = delete;
-  ScratchMemory& operator=(const ScratchMemory&) = delete;
-  ~ScratchMemory() { ::operator delete(floats_, std::align_val_t{VECTOR_ALIGNMENT}); }
 
   Scratch& scratch() { return scratch_; }
 
  private:
   static std::int64_t round_up(std::int64_t floats) { return (floats + MAX_LANES - 1) / MAX_LANES * MAX_LANES; }
 
-  float* floats_;
+  std::optional<RawMemory<float>> floats_;
   bool has_infinite_[TILE / 2] = {};
   std::vector<std::int64_t> line_pos_;
   std::vector<Cursor> cursors_;

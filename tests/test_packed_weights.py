@@ -344,6 +344,18 @@ def test_weights_written_to_between_calls_are_seen(small: None, multiplied: list
 
 
 @packs
+def test_biases_written_to_between_calls_are_seen(small: None) -> None:
+    """Of queries, keys and values, which are joined, and also where torch does not count."""
+    model = ZOO["qwen2"].build().to(DTYPES[0])
+    engine = Engine(model)
+    before = asked(engine)[0]
+    model.model.layers[1].self_attn.q_proj.bias.data[0] += 3.0  # none of the numbers that `Condition` looks at
+    after = asked(engine)[0]
+    assert not np.array_equal(before, after)
+    np.testing.assert_array_equal(after, asked(Engine(model))[0])
+
+
+@packs
 def test_weights_written_to_while_another_call_is_open_are_seen(small: None, multiplied: list[bool]) -> None:
     model = ZOO["llama"].build().to(DTYPES[0])
     engine = Engine(model)

@@ -449,7 +449,7 @@ class JoinedProducts:
         product: torch.Tensor = torch.ops.mkldnn._linear_pointwise(x, copy, self._bias, "none", [], "")
         return product
 
-    @cached_property
+    @property
     def _bias(self) -> torch.Tensor | None:
         biases = [each.bias for each in self._products if each.bias is not None]
         return torch.cat(biases) if biases else None
