@@ -10,10 +10,11 @@ for vLLM, which has its own (made by ``iclperm bench --prepare vllm``) and is le
 say the same first: where two texts part, both next tokens must lie within 1e-3 nats (bfloat16: .1) in plain
 transformers, else seconds are told but no ratio. Medians of ``--repeats`` passes after that ``first`` one, in which our
 engine checks itself (nobody's loading is in it); if transformers takes more than two minutes for the first pass, that
-is its figure. One more pass of ours tells what its matrix products and its attention take, what the fastest products
-known here would take at those numbers of rows (`_products.py`), and, as ``bound``, what a pass would whose attention
-ran at their rate and that did nothing else. Transformers' continuous batching multiplies the queries of all rows with
-the keys of all, so it is asked for the first 64 texts, and its time scaled.
+is its figure. One more pass of ours, ``recorded``, tells what its matrix products and its attention take, what the
+fastest products known here would take at those numbers of rows (`_products.py`), and, as ``bound``, what a pass would
+whose attention ran at their rate and that did nothing else. vLLM's process stands still while others run.
+Transformers' continuous batching multiplies the queries of all rows with the keys of all, so it is asked for the first
+64 texts, and its time scaled.
 """
 
 from __future__ import annotations
@@ -269,7 +270,9 @@ def measure(name: str, arguments: Any) -> list[dict[str, Any]]:
                 seconds[key] = [taken] if number == 0 else [*seconds[key], taken]
         products, spent = Products(), defaultdict[str, Spent](Spent)
         with clocked(spent, products):
+            started = time.perf_counter()
             run()
+            recorded = time.perf_counter() - started
     about = {"model": name, "dtype": arguments.dtype, "prompts": len(prompts), "new tokens": num_new}
     num_tokens = len(prompts) * num_new
     rows = [
@@ -279,7 +282,7 @@ def measure(name: str, arguments: Any) -> list[dict[str, Any]]:
         for key in contenders
     ]
     fastest = sum(taken for taken, _ in products.fastest().values())
-    rows[0] |= {"products": sum(products.seconds.values()), "fastest products": fastest}
+    rows[0] |= {"recorded": recorded, "products": sum(products.seconds.values()), "fastest products": fastest}
     rows[0]["of the fastest products"] = statistics.median(seconds["iclperm"]) / fastest
     attention, operations = spent["tree_attention"], sum(map(products.operations, products.calls))
     rows[0] |= {"attention": attention.seconds, "bound": fastest * (1 + attention.operations / operations)}

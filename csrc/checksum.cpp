@@ -13,7 +13,7 @@ namespace {
 constexpr std::int64_t AN_ITEM = std::int64_t{1} << 20;  // bytes that one thread reads at a time
 constexpr std::int64_t LANES = 8;  // sums side by side, since each multiplication waits for the one before
 
-// For either argument alone one-to-one in the other, so that no other word gives the same. Turned round, since a product
+// One-to-one in each argument while the other stays, so that no other word gives the same. Turned round, since a product
 // carries bits up alone.
 std::uint64_t mixed(std::uint64_t sum, std::uint64_t word) {
   return (std::rotl(sum, 29) ^ word) * 0x9e3779b97f4a7c15;

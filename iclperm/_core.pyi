@@ -168,8 +168,8 @@ def lay_out_tiles(weight: Elements, out: Elements, *, num_threads: int = 1) -> N
     """``weight`` [N, H] as `tile_product` reads it fastest, into ``out`` [laid_out_size(N, H)]; both bfloat16."""
 
 def checksum(matrix: Elements, *, num_threads: int = 1) -> int:
-    """64 bits of a matrix [M, N], the same with any number of threads: where eight neighbouring bytes alone are others,
-    so are these; where any bytes are, but for one case in 2^64. Cost: the matrix is read once.
+    """64 bits of a matrix [M, N], the same with any number of threads: where one number alone is another, so are these;
+    where any are, but for one case in 2^64, if nobody aims at it. Cost: the matrix is read once.
     """
 
 def head_rows(

@@ -34,17 +34,19 @@ def test_another_byte_is_another_checksum(rows: int, columns: int, kind: type, s
 @pytest.mark.parametrize("kind", KINDS)
 def test_many_others_are_told_apart(kind: type) -> None:
     """Signs, an order, a shape, a shift by a column, numbers that change places: sums alone would not tell these."""
-    ones = np.arange(3 << 16, dtype=np.uint32).reshape(384, 512).astype(kind)  # several items of work
+    ones = np.arange(3 << 19, dtype=np.uint32).reshape(3072, 512).astype(kind)  # several items of work: MiB
     signs = np.array(ones)
     signs.view(np.uint8)[:, ones.itemsize - 1 :: ones.itemsize] ^= 128
     halves, some = np.array(ones), np.array(ones)
     halves.view(np.uint8)[:, 7::8] ^= 128  # the highest bit of every eight bytes
     some.view(np.uint8)[::2, 63::64] ^= 128
     swapped = np.array(ones)
-    swapped[[0, 380]] = swapped[[380, 0]]
+    swapped[[0, 3000]] = swapped[[3000, 0]]
+    last = np.array(ones)
+    last.view(np.uint8)[-1, -1] ^= 1
     others = [
-        ones, signs, halves, some, swapped, ones[::-1].copy(), ones[:, ::-1].copy(), ones.reshape(512, 384),
-        ones.reshape(192, 1024), np.roll(ones, 1), np.zeros_like(ones), np.zeros_like(ones)[:-1], ones[:-1],
+        ones, signs, halves, some, swapped, ones[::-1].copy(), ones[:, ::-1].copy(), ones.reshape(512, 3072), last,
+        ones.reshape(1536, 1024), np.roll(ones, 1), np.zeros_like(ones), np.zeros_like(ones)[:-1], ones[:-1],
         np.zeros_like(ones)[:, :-2].copy(),
     ]  # fmt: skip
     found = [_core.checksum(each) for each in others]

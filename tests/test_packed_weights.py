@@ -290,20 +290,24 @@ def test_copies_are_kept_for_the_next_call(
         np.testing.assert_array_equal(one, other)
     assert any(multiplied)
     assert not made
-    with torch.no_grad():  # as many as before, and of one layer alone
-        model.model.layers[0].mlp.down_proj.weight.mul_(1.5)
+    num_kept = len(engine._model.copied._kept)
+    down = model.model.layers[0].mlp.down_proj
+    down.weight = nn.Parameter(1.5 * down.weight, requires_grad=False)
     after = asked(engine)
-    assert made, "another model's copies were taken"
+    assert len(made) == num_kept, "copies of the model that was are kept"
+    assert len(engine._model.copied._kept) == num_kept
     for one, other in zip(after, asked(Engine(model)), strict=True):
         np.testing.assert_array_equal(one, other)
 
 
 @packs
-def test_a_copy_is_of_the_numbers_there_are(small: None, made: list[tuple[int, ...]]) -> None:
+def test_a_copy_is_of_the_numbers_there_are(
+    small: None, made: list[tuple[int, ...]], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A number written where nobody counts, and another instruction set or number of threads: a new copy."""
     copied = PackedWeights()
     copied.is_on = True
-    module, other = (drawn(64, 48, DTYPES[0]) for _ in range(2))
+    module = drawn(64, 48, DTYPES[0])
     product = MatrixProduct.of(module, copied=copied)
     assert product.keeps_bits_packed  # found out before copies are counted
     x = torch.randn(64, 48).to(DTYPES[0])
@@ -325,9 +329,10 @@ def test_a_copy_is_of_the_numbers_there_are(small: None, made: list[tuple[int, .
     module.weight.data.neg_()
     assert [copies() for _ in range(2)] == [1, 0]
     assert copies(3 - min(2, torch.get_num_threads())), "that of another number of threads was taken"
+    monkeypatch.setenv("ICLPERM_ISA", "avx2")
+    assert copies(), "that of another instruction set was taken"
     copied.begin("another")
     assert copies() == 1
-    assert not torch.equal(module.weight, other.weight)
 
 
 @packs
@@ -341,6 +346,84 @@ def test_weights_written_to_between_calls_are_seen(small: None, multiplied: list
     assert any(multiplied)
     assert not np.array_equal(before, after)
     np.testing.assert_array_equal(after, asked(Engine(model))[0])
+
+
+@packs
+def test_a_copy_that_is_kept_is_taken_up_sooner_than_a_new_one_is_made(
+    small: None, multiplied: list[bool], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(products, "PACKED_ROWS", 200)
+    copied = PackedWeights()
+    copied.is_on = True
+    product = MatrixProduct.of(module := drawn(64, 48, DTYPES[0]), copied=copied)
+    assert product.keeps_bits_packed  # found out before products are counted
+    x = torch.randn(40, 48).to(DTYPES[0])
+
+    def packed() -> list[bool]:
+        multiplied.clear()
+        copied.end()
+        for _ in range(6):
+            product(x)
+        return list(multiplied)
+
+    monkeypatch.setattr(products, "_QUICKER", Last())
+    assert packed() == [False] * 4 + [True] * 2
+    assert packed() == [False] + [True] * 5
+    module.weight.data[5, 7] += 3.0
+    assert packed() == [False] * 4 + [True] * 2, "as if there were none"
+
+
+@packs
+@pytest.mark.parametrize("way", [First(), Last()], ids=["apart", "joined"])
+def test_few_rows_are_joined_where_that_is_quicker(
+    way: First | Last, small: None, multiplied: list[bool], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    copied = PackedWeights()
+    copied.is_on = True
+    each = [MatrixProduct.of(drawn(size, 512, DTYPES[0]), copied=copied) for size in (512, 128)]
+    joined = JoinedProducts(each, copied)
+    for product in joined._products:
+        vars(product)["order"] = SumOrder(512, bias_first=False)  # as if it were the library's
+    if not joined.keeps_bits_packed:
+        pytest.fail("products of these shapes are joined")
+    monkeypatch.setattr(products, "_QUICKER", way)
+    apart: list[int] = []
+    monkeypatch.setattr(JoinedProducts, "apart", lambda self, x: apart.append(len(x)) or [x, x])
+    few, many = few_rows(), few_rows() + 8
+    joined(torch.randn(products.PACKED_ROWS + few, 512).to(DTYPES[0]))
+    for rows in (few, many):
+        joined(torch.randn(rows, 512).to(DTYPES[0]))
+    assert apart == ([few] if isinstance(way, First) else [])
+
+
+@packs
+def test_the_quicker_way_is_told_by_rows_threads_and_copy(small: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    keys: list[Any] = []
+
+    class Told(First):
+        def run(self, key: Any, *ways: Any) -> Any:
+            keys.append(key)
+            return super().run(key, *ways)
+
+    monkeypatch.setattr(products, "_QUICKER", Told())
+    copied = PackedWeights()
+    product = MatrixProduct.of(drawn(512, 512, DTYPES[0]), copied=copied)
+    vars(product)["order"] = SumOrder(512, bias_first=False)  # as if it were the library's
+    x = torch.randn(few_rows(), 512).to(DTYPES[0])
+    before = torch.get_num_threads()
+    try:
+        product(x)
+        product(x[:-8])
+        copied.is_on = True
+        product(torch.randn(products.PACKED_ROWS + few_rows(), 512).to(DTYPES[0]))
+        product(x)
+        torch.set_num_threads(3 - min(2, before))
+        product(x[:8])
+        torch.set_num_threads(before)
+        product(x[:8])
+    finally:
+        torch.set_num_threads(before)
+    assert len(set(keys)) == len(keys) == 5
 
 
 @packs

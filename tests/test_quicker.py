@@ -1,5 +1,8 @@
 """The quicker one of two ways is taken once both were tried, and what they give is given either way."""
 
+import sys
+import threading
+
 import pytest
 
 from iclperm.engine.kernels import quicker
@@ -38,10 +41,27 @@ def test_both_are_tried_in_turns_then_the_quicker_is_taken(monkeypatch, one, oth
     assert clock.calls[-2:] == ["a", "b"]
 
 
-def test_calls_that_are_held_up_do_not_choose(monkeypatch) -> None:
+@pytest.mark.parametrize("odd", [[90.0, 80.0, 70.0], [0.1, 0.2, 0.3]])
+def test_some_odd_calls_do_not_choose(monkeypatch, odd: list[float]) -> None:
+    """Neither such as are held up, nor such as find everything in the caches."""
     clock, ways = Clock(monkeypatch), Quicker()
-    pair = clock.way("a", [90.0, 80.0, 70.0, 1.0]), clock.way("b", [1.1])
-    assert [ways.run("key", *pair) for _ in range(2 * TRIES + 1)][-1] == "a"
+    usual = 1.0 if odd[0] > 1.0 else 2.0
+    pair = clock.way("a", [*odd, usual]), clock.way("b", [1.5])
+    assert [ways.run("key", *pair) for _ in range(2 * TRIES + 1)][-1] == ("a" if usual == 1.0 else "b")
+    assert not ways._seconds, "what was measured is kept"
+
+
+def test_a_call_in_which_a_way_is_tried_is_not_counted(monkeypatch) -> None:
+    """That takes 1 s by its quicker way, and 9 by its slower one."""
+    clock, ways = Clock(monkeypatch), Quicker()
+    inner = clock.way("slow", [9.0]), clock.way("fast", [1.0])
+
+    def outer() -> str:
+        return ways.run("inner", *inner)
+
+    given = [ways.run("outer", outer, clock.way("other", [2.0])) for _ in range(8 * TRIES)]
+    assert given[-1] == "fast"
+    assert given.count("other") == TRIES
 
 
 def test_a_way_that_fails_is_not_counted_and_the_error_is_given(monkeypatch) -> None:
@@ -58,3 +78,33 @@ def test_a_way_that_fails_is_not_counted_and_the_error_is_given(monkeypatch) -> 
         ways.run("key", first, second)
     fails.clear()
     assert [ways.run("key", first, second) for _ in range(2 * TRIES + 1)] == [*["a", "b"] * TRIES, "a"]
+
+
+def test_threads_may_ask_at_once() -> None:
+    """The one that is last to try finds that another has chosen."""
+    ways, errors, num_threads = Quicker(), [], 4
+    barrier = threading.Barrier(num_threads)
+
+    def ask() -> None:
+        try:
+            for key in range(40):
+                barrier.wait()
+                for _ in range(2 * TRIES):
+                    assert ways.run(key, lambda: "a", lambda: "a") == "a"
+        except Exception as error:
+            errors.append(error)
+            barrier.abort()
+
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        threads = [threading.Thread(target=ask) for _ in range(num_threads)]
+        for each in threads:
+            each.start()
+        for each in threads:
+            each.join()
+    finally:
+        sys.setswitchinterval(before)
+    assert not errors
+    assert set(ways._chosen) == set(range(40))
+    assert not any(min(map(len, seconds)) >= TRIES for seconds in ways._seconds.values())

@@ -39,7 +39,7 @@ FEW_ROWS = 128
 """For each of up to two threads: of so many our own kernel may be faster (benchmarks/products.py). Beside an AVX-512
 library, half."""
 FEWEST_ENTRIES = 1 << 16
-"""Of a matrix that our own kernel multiplies; a smaller one is so in no time."""
+"""Of a matrix that our own kernel multiplies; a product with a smaller one takes no time to speak of."""
 FEWEST_PACKED_ENTRIES = 1 << 16
 """Of a matrix that is laid out once; likewise."""
 TILE_COLUMNS = 32
@@ -144,14 +144,14 @@ class PackedWeights:
         self._rows: dict[_Key, int] = {}
         self._copies: dict[_Key, torch.Tensor | None] = {}  # in use
         self._kept: dict[_Key, tuple[_Key, torch.Tensor]] = {}  # with what tells the numbers that were copied
-        self._of: object = None
+        self._condition: object = None  # of the model whose copies are kept
 
     def begin(self, condition: object) -> None:
         """A unit of work begins, or goes on: the weights may be others now. Copies of a model in another ``condition``
         are given back."""
         self._rows, self._copies = {}, {}
-        if condition is not self._of:
-            self._kept, self._of = {}, condition
+        if condition is not self._condition:
+            self._kept, self._condition = {}, condition
 
     def end(self) -> None:
         """The weights may be others from now on."""
@@ -170,27 +170,27 @@ class PackedWeights:
             return None
         if key not in copies:
             rows[key] = rows.get(key, 0) + num_rows
-            if rows[key] < (CHECKED_ROWS if key in self._kept else PACKED_ROWS):
+            if rows[key] >= CHECKED_ROWS and key in self._kept:
+                if self._kept[key][0] == product.numbers():
+                    copies[key] = self._kept[key][1]
+                    return copies[key]
+                del self._kept[key]
+            if rows[key] < PACKED_ROWS:
                 return None
-            copies[key] = self._current(key, product)
+            copies[key] = self._made(key, product)
         return copies[key]
 
-    def _current(self, key: _Key, product: MatrixProduct | JoinedProducts) -> torch.Tensor | None:
-        """The copy that is kept, if it is one of the matrix as it is, or a new one; None where it has to do without."""
-        numbers = product.numbers()
-        was, copy = self._kept.pop(key, (None, None))
-        if copy is not None and was == numbers:
-            self._kept[key] = numbers, copy
-            return copy
-        copy = None  # first, so that both never exist
+    def _made(self, key: _Key, product: MatrixProduct | JoinedProducts) -> torch.Tensor | None:
+        """A new copy, which is kept; None where the product has to do without."""
         try:
-            copy = product.packed() if product.keeps_bits_packed else None
+            if not product.keeps_bits_packed:
+                return None
+            self._kept[key] = product.numbers(), product.packed()
         except Exception as error:
             if not is_out_of_memory(error):
                 raise
-        if copy is not None:
-            self._kept[key] = numbers, copy
-        return copy
+            return None
+        return self._kept[key][1]
 
 
 @dataclass(frozen=True)
@@ -216,8 +216,8 @@ class MatrixProduct:
         copied: PackedWeights | None = None,
     ) -> MatrixProduct:
         """The product of a module as it is now."""
-        weight: torch.Tensor = module.weight.detach()
-        bias: torch.Tensor | None = None if module.bias is None else module.bias.detach()
+        weight: torch.Tensor = module.weight
+        bias: torch.Tensor | None = module.bias
         if outputs != _ALL:
             weight, bias = weight[outputs], None if bias is None else bias[outputs]
         is_dense = weight.is_contiguous() or weight.T.is_contiguous()  # else oneDNN takes a thousand times as long
@@ -238,13 +238,8 @@ class MatrixProduct:
         copy = None if self.copied is None else self.copied.of(self, num_rows)
         if order is None:
             return self.by_library(x, copy)
-        key = self._speed, num_rows, copy is not None
+        key = (self.layout, *_here(), num_rows, copy is not None)
         return _QUICKER.run(key, lambda: self.in_order(x, order), lambda: self.by_library(x, copy))
-
-    @cached_property
-    def _speed(self) -> _Key:
-        """What the quickest way depends on beside the number of rows."""
-        return *self.layout, *_here()
 
     def by_library(self, x: torch.Tensor, copy: torch.Tensor | None = None) -> torch.Tensor:
         """Of x [M, H], as many rows are: in tiles, by oneDNN or torch, of the ``packed`` matrix if that is given."""
@@ -258,7 +253,7 @@ class MatrixProduct:
 
     def packed(self) -> torch.Tensor:
         """The matrix as oneDNN, or our kernel in tiles, lays it out, which `by_library` alone can read."""
-        weight = self.weight
+        weight = self.weight.detach()
         if self.is_tiled:
             copy = weight.new_empty(_core.laid_out_size(*weight.shape))
             _core.lay_out_tiles(as_numpy(weight), as_numpy(copy), num_threads=torch.get_num_threads())
@@ -293,14 +288,15 @@ class MatrixProduct:
         """Of the matrix."""
         return self.weight.dtype
 
-    @property
+    @cached_property
     def layout(self) -> tuple[Hashable, ...]:
         """What the library may multiply it by, beside the numbers."""
         return self.weight.dtype, *self.weight.shape, *self.weight.stride(), self.bias is not None
 
     def numbers(self) -> _Key:
         """What tells a copy of the matrix as it is, by the library as it is, from others; all numbers are read."""
-        rows = self.weight if self.weight.stride(1) == 1 else self.weight.T
+        weight = self.weight.detach()
+        rows = weight if weight.stride(1) == 1 else weight.T
         return *_here(), _core.checksum(as_numpy(rows), num_threads=torch.get_num_threads())
 
     @property
@@ -353,7 +349,7 @@ class MatrixProduct:
 
     @cached_property
     def _arrays(self) -> tuple[np.ndarray, np.ndarray | None]:
-        return as_numpy(self.weight), None if self.bias is None else as_numpy(self.bias)
+        return as_numpy(self.weight.detach()), None if self.bias is None else as_numpy(self.bias.detach())
 
     @cached_property
     def order(self) -> SumOrder | None:
@@ -427,7 +423,8 @@ class JoinedProducts:
             return self.apart(x)
         if num_rows > few_rows() or all(product.order is None for product in self._products):
             return self.joined(x, copy)
-        return _QUICKER.run((self._speed, num_rows), lambda: self.apart(x), lambda: self.joined(x, copy))
+        key = (*(product.layout for product in self._products), *_here(), num_rows)
+        return _QUICKER.run(key, lambda: self.apart(x), lambda: self.joined(x, copy))
 
     def apart(self, x: torch.Tensor) -> Sequence[torch.Tensor]:
         """Each product by itself."""
@@ -436,11 +433,6 @@ class JoinedProducts:
     def joined(self, x: torch.Tensor, copy: torch.Tensor) -> Sequence[torch.Tensor]:
         """Each product, with the matrices as ``packed``."""
         return torch.split(self.by_library(x, copy), [each.weight.shape[0] for each in self._products], dim=1)
-
-    @cached_property
-    def _speed(self) -> _Key:
-        """What the quickest way depends on beside the number of rows."""
-        return *(product.layout for product in self._products), *_here()
 
     def by_library(self, x: torch.Tensor, copy: torch.Tensor) -> torch.Tensor:
         """All products [M, N] side by side, with the matrices as ``packed``."""
@@ -466,7 +458,7 @@ class JoinedProducts:
 
     def as_one(self) -> MatrixProduct:
         """The product with all matrices, in memory of its own."""
-        return MatrixProduct(torch.cat([each.weight for each in self._products]), self._bias, is_onednn=True)
+        return MatrixProduct(torch.cat([each.weight.detach() for each in self._products]), self._bias, is_onednn=True)
 
     def packed(self) -> torch.Tensor:
         """The matrices as oneDNN lays them out together, which `by_library` alone can read."""
@@ -527,9 +519,9 @@ def _in_tiles(
     out = x.new_empty(num_rows, num_outputs) if room is None else room.of(num_rows, num_outputs, x.dtype)
     _core.tile_product(
         as_numpy(x),
-        as_numpy(weight),
+        as_numpy(weight.detach()),
         as_numpy(out),
-        None if bias is None else as_numpy(bias),
+        None if bias is None else as_numpy(bias.detach()),
         is_laid_out=weight.ndim == 1,
         num_threads=torch.get_num_threads(),
     )

@@ -17,11 +17,15 @@ TRIES = 7
 
 
 class Quicker:
-    """The choices made so far, one a key, for the life of a process. Cost: until one is made, calls of slower ways."""
+    """The choices made so far, one a key, for the life of a process. Cost: until one is made, calls of slower ways.
+
+    Several threads may ask at once, as engines of one model do.
+    """
 
     def __init__(self) -> None:
         self._seconds: dict[Hashable, tuple[list[float], ...]] = {}  # of either way, until one is chosen
         self._chosen: dict[Hashable, int] = {}
+        self._num_tried = 0
 
     def run(self, key: Hashable, *ways: Callable[[], _Result]) -> _Result:
         """What the ways give, by the quicker one of those of this key: they are tried in turns before it is chosen."""
@@ -29,10 +33,13 @@ class Quicker:
             return ways[chosen]()
         seconds = self._seconds.setdefault(key, tuple([] for _ in ways))
         number = min(range(len(ways)), key=lambda way: len(seconds[way]))
-        started = time.perf_counter()
+        before, started = self._num_tried, time.perf_counter()
         result = ways[number]()
-        seconds[number].append(time.perf_counter() - started)
-        if min(map(len, seconds)) == TRIES:
+        taken = time.perf_counter() - started
+        if self._num_tried == before:  # else a slower way of something within may have been tried
+            seconds[number].append(taken)
+        self._num_tried += 1
+        if min(map(len, seconds)) >= TRIES:
             self._chosen[key] = min(range(len(ways)), key=lambda way: statistics.median(seconds[way]))
-            del self._seconds[key]
+            self._seconds.pop(key, None)
         return result
