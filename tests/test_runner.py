@@ -371,10 +371,14 @@ def test_a_folder_of_other_files_is_left_alone(tmp_path, study):
         iclperm.open_run(tmp_path / "mine")
 
 
-def test_a_target_that_cannot_be_written_stops_the_run(tmp_path, study):
+@pytest.mark.parametrize(("out", "why"), [("file", "file exists"), ("file/run", "not a directory")])
+def test_a_file_in_the_way_of_the_folder_is_told_and_kept(tmp_path, study, out, why):
     (tmp_path / "file").write_text("x")
-    with pytest.raises(RunStopped, match=r"cannot write to .*file/run: not a directory; make room or give another"):
-        iclperm.run(study, tmp_path / "file/run")
+    told = rf"cannot write to .*{out}: {why}; a file is in the way where a folder is needed, give another folder"
+    with pytest.raises(RunError, match=told) as refused:
+        iclperm.run(study, tmp_path / out)
+    assert not isinstance(refused.value, RunStopped), "the same command would not go on"
+    assert (tmp_path / "file").read_text() == "x"
 
 
 @pytest.mark.parametrize("code", [errno.ENOSPC, errno.EROFS])

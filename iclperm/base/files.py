@@ -438,9 +438,14 @@ def _sync(handle: int) -> None:
 
 @contextmanager
 def writable(path: Path) -> Iterator[None]:
-    """What the system refuses inside becomes a `RunStopped` naming ``path``."""
+    """What the system refuses inside becomes a `RunStopped` naming ``path``; a `RunError` where no room would help."""
     try:
         yield
+    except (FileExistsError, NotADirectoryError) as error:
+        raise RunError(
+            f"cannot write to {path}: {(error.strerror or str(error)).lower()}; a file is in the way where a folder is "
+            "needed, give another folder"
+        ) from None
     except OSError as error:
         raise RunStopped(
             f"cannot write to {path}: {(error.strerror or str(error)).lower()}; make room or give another folder, "
