@@ -149,7 +149,7 @@ class PackedWeights:
     def begin(self, condition: object) -> None:
         """A unit of work begins, or goes on: the weights may be others now. Copies of a model in another ``condition``
         are given back."""
-        self._rows, self._copies = {}, {}
+        self.end()
         if condition is not self._condition:
             self._kept, self._condition = {}, condition
 
@@ -160,7 +160,8 @@ class PackedWeights:
     def give_up(self) -> bool:
         """Make none any more, as memory ran out; whether that leaves more of it than before."""
         had_any, self.is_on = bool(self._kept), False
-        self._rows, self._copies, self._kept = {}, {}, {}
+        self.end()
+        self._kept = {}
         return had_any
 
     def of(self, product: MatrixProduct | JoinedProducts, num_rows: int) -> torch.Tensor | None:
