@@ -438,16 +438,13 @@ def _sync(handle: int) -> None:
 
 @contextmanager
 def writable(path: Path) -> Iterator[None]:
-    """What the system refuses inside becomes a `RunStopped` naming ``path``; a `RunError` where no room would help."""
+    """What the system refuses inside becomes a `RunStopped` naming ``path``, the reason and the remedy."""
     try:
         yield
-    except (FileExistsError, NotADirectoryError) as error:
-        raise RunError(
-            f"cannot write to {path}: {(error.strerror or str(error)).lower()}; a file is in the way where a folder is "
-            "needed, give another folder"
-        ) from None
     except OSError as error:
+        in_the_way = isinstance(error, FileExistsError | NotADirectoryError)
+        remedy = "move the file that is in the way of the folder" if in_the_way else "make room"
         raise RunStopped(
-            f"cannot write to {path}: {(error.strerror or str(error)).lower()}; make room or give another folder, "
+            f"cannot write to {path}: {(error.strerror or str(error)).lower()}; {remedy} or give another folder, "
             "then run the same command to continue"
         ) from None
