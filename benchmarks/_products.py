@@ -14,7 +14,8 @@ from unittest import mock
 
 import torch
 
-from iclperm.engine.kernels.linear import JoinedProducts, MatrixProduct, PackedWeights, uses_onednn
+from iclperm.engine.kernels.linear import JoinedProducts, MatrixProduct, uses_onednn
+from iclperm.engine.kernels.packed_weights import PackedWeights
 
 # Rows that are measured; between them lines are straight.
 ROWS = (8, 16, 24, 32, 48, 64, 96, 128, 256, 512, 1024, 2048, 4096)

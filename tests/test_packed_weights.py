@@ -15,16 +15,17 @@ from zoo import ZOO
 from iclperm.engine import Engine, footprint, forward, layers
 from iclperm.engine.forward import TreeForward
 from iclperm.engine.kernels import linear as products
+from iclperm.engine.kernels import packed_weights
 from iclperm.engine.kernels.linear import (
     JoinedProducts,
     MatrixProduct,
     OutputRoom,
-    PackedWeights,
     SumOrder,
     few_rows,
     may_be_laid_out,
     uses_onednn,
 )
+from iclperm.engine.kernels.packed_weights import PackedWeights
 from iclperm.engine.model import TreeModel
 
 CPU = torch.device("cpu")
@@ -45,8 +46,8 @@ def drawn(outputs: int, inputs: int, dtype: torch.dtype, *, bias: bool = False) 
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
     """Small matrices are laid out, too, and soon; what was found out of them is forgotten."""
     monkeypatch.setattr(products, "FEWEST_PACKED_ENTRIES", 0)
-    monkeypatch.setattr(products, "PACKED_ROWS", 64)
-    monkeypatch.setattr(products, "CHECKED_ROWS", 64)
+    monkeypatch.setattr(packed_weights, "PACKED_ROWS", 64)
+    monkeypatch.setattr(packed_weights, "CHECKED_ROWS", 64)
     monkeypatch.setattr(products, "_KEPT", {})
 
 
@@ -146,7 +147,7 @@ def test_products_that_are_joined_give_the_same_bits(
 ) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(products, "FEWEST_PACKED_ENTRIES", 0)
-        patch.setattr(products, "PACKED_ROWS", 1)
+        patch.setattr(packed_weights, "PACKED_ROWS", 1)
         copied = PackedWeights()
         each = [MatrixProduct.of(drawn(size, inputs, dtype, bias=bias), copied=copied) for size in outputs]
         joined, x = JoinedProducts(each, copied), torch.randn(max(rows, 16), inputs).to(dtype)
@@ -196,7 +197,7 @@ def test_few_rows_may_be_ours_beside_a_copy(monkeypatch: pytest.MonkeyPatch, mul
     copied.is_on = True
     product = MatrixProduct.of(drawn(512, 512, DTYPES[0]), copied=copied)
     vars(product)["order"] = SumOrder(512, bias_first=False)  # as if it were the library's
-    product(torch.randn(products.PACKED_ROWS, 512).to(DTYPES[0]))
+    product(torch.randn(packed_weights.PACKED_ROWS, 512).to(DTYPES[0]))
     for way, is_ours in ((First(), True), (Last(), False)):
         monkeypatch.setattr(products, "_QUICKER", way)
         for rows in (few_rows(), few_rows() + 8):
@@ -349,31 +350,6 @@ def test_weights_written_to_between_calls_are_seen(small: None, multiplied: list
 
 
 @packs
-def test_a_copy_that_is_kept_is_taken_up_sooner_than_a_new_one_is_made(
-    small: None, multiplied: list[bool], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(products, "PACKED_ROWS", 200)
-    copied = PackedWeights()
-    copied.is_on = True
-    product = MatrixProduct.of(module := drawn(64, 48, DTYPES[0]), copied=copied)
-    assert product.keeps_bits_packed  # found out before products are counted
-    x = torch.randn(40, 48).to(DTYPES[0])
-
-    def packed() -> list[bool]:
-        multiplied.clear()
-        copied.end()
-        for _ in range(6):
-            product(x)
-        return list(multiplied)
-
-    monkeypatch.setattr(products, "_QUICKER", Last())
-    assert packed() == [False] * 4 + [True] * 2
-    assert packed() == [False] + [True] * 5
-    module.weight.data[5, 7] += 3.0
-    assert packed() == [False] * 4 + [True] * 2, "as if there were none"
-
-
-@packs
 @pytest.mark.parametrize("way", [First(), Last()], ids=["apart", "joined"])
 def test_few_rows_are_joined_where_that_is_quicker(
     way: First | Last, small: None, multiplied: list[bool], monkeypatch: pytest.MonkeyPatch
@@ -390,7 +366,7 @@ def test_few_rows_are_joined_where_that_is_quicker(
     apart: list[int] = []
     monkeypatch.setattr(JoinedProducts, "apart", lambda self, x: apart.append(len(x)) or [x, x])
     few, many = few_rows(), few_rows() + 8
-    joined(torch.randn(products.PACKED_ROWS + few, 512).to(DTYPES[0]))
+    joined(torch.randn(packed_weights.PACKED_ROWS + few, 512).to(DTYPES[0]))
     for rows in (few, many):
         joined(torch.randn(rows, 512).to(DTYPES[0]))
     assert apart == ([few] if isinstance(way, First) else [])
@@ -415,7 +391,7 @@ def test_the_quicker_way_is_told_by_rows_threads_and_copy(small: None, monkeypat
         product(x)
         product(x[:-8])
         copied.is_on = True
-        product(torch.randn(products.PACKED_ROWS + few_rows(), 512).to(DTYPES[0]))
+        product(torch.randn(packed_weights.PACKED_ROWS + few_rows(), 512).to(DTYPES[0]))
         product(x)
         torch.set_num_threads(3 - min(2, before))
         product(x[:8])
@@ -477,7 +453,7 @@ def test_what_our_kernel_multiplies_in_a_room_is_not_copied() -> None:
     product = MatrixProduct.of(drawn(512, 512, DTYPES[0]), is_head=True, copied=copied)
     vars(product)["order"] = SumOrder(512, bias_first=False)  # as if it were the library's
     x, room = torch.randn(few_rows(), 512).to(DTYPES[0]), OutputRoom()
-    for _ in range(2 * products.PACKED_ROWS // len(x)):
+    for _ in range(2 * packed_weights.PACKED_ROWS // len(x)):
         product(x, room)
     assert not copied._rows
     assert not copied._copies
@@ -570,7 +546,7 @@ def test_copies_are_foretold(dtype: torch.dtype, isa: str, logit_bytes: int, mon
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(PackedWeights, "end", counted)
-        patch.setattr(products, "PACKED_ROWS", 8)
+        patch.setattr(packed_weights, "PACKED_ROWS", 8)
         contexts = [[first, *range(4, 200)] for first in range(3, 15)]
         engine.score(contexts, [[12 + i, 13] for i in range(40)], [[14], [15, 16]])
     assert sum(made.values()) == engine._sizes.copied

@@ -22,7 +22,7 @@ from zoo import ZOO
 
 from iclperm.engine import Engine, executor, plan_product
 from iclperm.engine.kernels import linear, rowwise
-from iclperm.engine.kernels.linear import PackedWeights
+from iclperm.engine.kernels.packed_weights import PackedWeights
 from iclperm.engine.link import Array, DeviceLink
 from iclperm.engine.model import TreeModel
 

@@ -17,8 +17,10 @@ from transformers import Qwen2Config, Qwen2ForCausalLM
 from iclperm import _core
 from iclperm.engine import Engine
 from iclperm.engine.kernels import linear as products
+from iclperm.engine.kernels import packed_weights
 from iclperm.engine.kernels.attention import as_numpy
-from iclperm.engine.kernels.linear import JoinedProducts, MatrixProduct, OutputRoom, PackedWeights, multiplied_by
+from iclperm.engine.kernels.linear import JoinedProducts, MatrixProduct, OutputRoom, multiplied_by
+from iclperm.engine.kernels.packed_weights import PackedWeights
 from iclperm.errors import RequestError
 from iclperm.reference.products import in_tiles
 
@@ -146,7 +148,7 @@ def test_once_laid_out_they_are_multiplied_as_one(isa, monkeypatch) -> None:
     copied = PackedWeights()
     copied.is_on = True
     each = [MatrixProduct.of(module(size, 640, bias=True), copied=copied) for size in (256, 128, 128)]
-    joined, x = JoinedProducts(each, copied), drawn(products.PACKED_ROWS, 640)
+    joined, x = JoinedProducts(each, copied), drawn(packed_weights.PACKED_ROWS, 640)
     calls = told(monkeypatch)
     for found in (joined(x[:40]), joined(x)):  # before, and since
         for one, product in zip(found, each, strict=True):

@@ -13,8 +13,8 @@ from torch import nn
 
 from iclperm import _core
 from iclperm.engine.kernels.attention import NativeAttention, as_numpy
-from iclperm.engine.kernels.linear import PackedWeights
 from iclperm.engine.kernels.live import LiveSlots
+from iclperm.engine.kernels.packed_weights import PackedWeights
 from iclperm.engine.kernels.rule import AttentionRule, LayerStates, PackAttention
 from iclperm.engine.link import Array
 from iclperm.engine.plan import Pack

@@ -19,7 +19,8 @@ from transformers import PreTrainedModel
 from iclperm.engine.device import fixed_precision
 from iclperm.engine.facts import ModelFacts
 from iclperm.engine.forward import PassLimits
-from iclperm.engine.kernels.linear import PackedWeights, uses_onednn
+from iclperm.engine.kernels.linear import uses_onednn
+from iclperm.engine.kernels.packed_weights import PackedWeights
 from iclperm.engine.layers import FusedDecoder, known_decoder
 from iclperm.engine.load import bos_ids, load_shapes
 from iclperm.engine.twin import Twin, borrowed, may_have_twins

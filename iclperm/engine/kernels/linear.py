@@ -19,7 +19,6 @@ import platform
 from collections.abc import Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, cached_property, partial
-from typing import TypeAlias
 
 import numpy as np
 import torch
@@ -27,12 +26,11 @@ from torch import nn
 
 from iclperm import _core
 from iclperm.engine.kernels.attention import as_numpy
+from iclperm.engine.kernels.packed_weights import PACKED_ROWS, Key, PackedWeights
 from iclperm.engine.kernels.quicker import Quicker
 from iclperm.engine.shapes import padded_rows
-from iclperm.errors import is_out_of_memory
 
 _X86 = ("x86_64", "AMD64")
-_Key: TypeAlias = tuple[Hashable, ...]
 _DTYPES = (torch.float32, torch.bfloat16)
 _ALL = slice(None)
 FEW_ROWS = 128
@@ -44,10 +42,6 @@ FEWEST_PACKED_ENTRIES = 1 << 16
 """Of a matrix that is laid out once; likewise."""
 TILE_COLUMNS = 32
 """Of which a tile's product adds up so many: a matrix that is multiplied in tiles has whole ones."""
-PACKED_ROWS = 2048
-"""What laying a matrix out takes, a product of 100 to 400 rows does, and what it saves is a twentieth at least."""
-CHECKED_ROWS = 256
-"""What reading a matrix takes, to tell whether a copy is still one, a product of some dozen rows does."""
 _PACKED_OUTPUTS = 1024  # of a drawn one
 _COMPARED_BYTES = 32 << 20  # that a product gives, of whatever many outputs
 _COMPARED_ROWS = (8, 72, 1024)  # oneDNN has other loops for few rows, for some, and for many
@@ -129,69 +123,6 @@ class OutputRoom:
             self._bytes = torch.empty(0, dtype=torch.uint8, device="cpu")  # first, so that both never exist
             self._bytes = torch.empty(size, dtype=torch.uint8, device="cpu")
         return self._bytes[:size].view(dtype).view(num_rows, num_outputs)
-
-
-class PackedWeights:
-    """Second copies of matrices, as oneDNN lays them out, each made once ``PACKED_ROWS`` rows have met its matrix.
-
-    They are in use while a model is attached: for a unit of work, in which nobody writes to its weights. After it they
-    are kept for the next one, which reads every number of a matrix to tell whether it is still the one that was copied,
-    once ``CHECKED_ROWS`` rows have met it. ``is_on``: whether any is made.
-    """
-
-    def __init__(self) -> None:
-        self.is_on = False
-        self._rows: dict[_Key, int] = {}
-        self._copies: dict[_Key, torch.Tensor | None] = {}  # in use
-        self._kept: dict[_Key, tuple[_Key, torch.Tensor]] = {}  # with what tells the numbers that were copied
-        self._condition: object = None  # of the model whose copies are kept
-
-    def begin(self, condition: object) -> None:
-        """A unit of work begins, or goes on: the weights may be others now. Copies of a model in another ``condition``
-        are given back."""
-        self.end()
-        if condition is not self._condition:
-            self._kept, self._condition = {}, condition
-
-    def end(self) -> None:
-        """The weights may be others from now on."""
-        self._rows, self._copies = {}, {}
-
-    def give_up(self) -> bool:
-        """Make none any more, as memory ran out; whether that leaves more of it than before."""
-        had_any, self.is_on = bool(self._kept), False
-        self.end()
-        self._kept = {}
-        return had_any
-
-    def of(self, product: MatrixProduct | JoinedProducts, num_rows: int) -> torch.Tensor | None:
-        """That of a product's matrix, which so many rows meet; None as long as there is none."""
-        key, rows, copies = product.packed_key, self._rows, self._copies
-        if not self.is_on or key is None:
-            return None
-        if key not in copies:
-            rows[key] = rows.get(key, 0) + num_rows
-            if rows[key] >= CHECKED_ROWS and key in self._kept:
-                if self._kept[key][0] == product.numbers():
-                    copies[key] = self._kept[key][1]
-                    return copies[key]
-                del self._kept[key]
-            if rows[key] < PACKED_ROWS:
-                return None
-            copies[key] = self._made(key, product)
-        return copies[key]
-
-    def _made(self, key: _Key, product: MatrixProduct | JoinedProducts) -> torch.Tensor | None:
-        """A new copy, which is kept; None where the product has to do without."""
-        try:
-            if not product.keeps_bits_packed:
-                return None
-            self._kept[key] = product.numbers(), product.packed()
-        except Exception as error:
-            if not is_out_of_memory(error):
-                raise
-            return None
-        return self._kept[key][1]
 
 
 @dataclass(frozen=True)
@@ -277,7 +208,7 @@ class MatrixProduct:
         )
 
     @cached_property
-    def packed_key(self) -> _Key | None:
+    def packed_key(self) -> Key | None:
         """Of the memory that the matrix lies in; None if it is not one to be laid out once."""
         weight = self.weight
         if not (self.is_onednn or self.is_tiled) or not may_be_laid_out(weight):
@@ -294,7 +225,7 @@ class MatrixProduct:
         """What the library may multiply it by, beside the numbers."""
         return self.weight.dtype, *self.weight.shape, *self.weight.stride(), self.bias is not None
 
-    def numbers(self) -> _Key:
+    def numbers(self) -> Key:
         """What tells a copy of the matrix as it is, by the library as it is, from others; all numbers are read."""
         weight = self.weight.detach()
         rows = weight if weight.stride(1) == 1 else weight.T
@@ -466,11 +397,11 @@ class JoinedProducts:
         return self.as_one().packed()
 
     @cached_property
-    def packed_key(self) -> _Key:
+    def packed_key(self) -> Key:
         """Of the memory that the matrices lie in."""
         return tuple(product.packed_key for product in self._products)
 
-    def numbers(self) -> _Key:
+    def numbers(self) -> Key:
         """As of `MatrixProduct`, of every matrix."""
         return tuple(product.numbers() for product in self._products)
 
