@@ -2,6 +2,7 @@
 
 import os
 import random
+import resource
 import subprocess
 import sys
 from dataclasses import dataclass, replace
@@ -329,6 +330,22 @@ def alone(case: Case, visit: Visit, first: int, last: int) -> Case:
         v_pool=torch.cat([case.v_pool, case.v_new]),
         visits=[(0, last - first, moved)],
     )
+
+
+def test_few_rows_of_heads_with_the_same_keys_are_shared_out() -> None:
+    """64 rows of four heads would all fit into one work item, which one thread works on."""
+    num_keys = 1 << 15  # so that a thread that comes late still finds its part
+    case = random_case([(row, row + 1, [(0, 0, num_keys)]) for row in range(64)], group_size=4, head_dim=128)
+    case = replace(case, k_pool=torch.randn(num_keys, 1, 128), v_pool=torch.randn(num_keys, 1, 128))
+
+    def seconds(whose: int) -> float:
+        used = resource.getrusage(whose)
+        return used.ru_utime + used.ru_stime
+
+    before, mine_before = seconds(resource.RUSAGE_SELF), seconds(resource.RUSAGE_THREAD)
+    while (mine := seconds(resource.RUSAGE_THREAD) - mine_before) < 0.1:
+        attend(case, num_threads=2)
+    assert seconds(resource.RUSAGE_SELF) - before - mine > mine / 4
 
 
 @pytest.mark.parametrize("path", ISAS)
