@@ -50,7 +50,7 @@ void multiply(const Column* weight, std::int64_t stride, const Column* columns, 
   }
   for (std::int64_t first = 0; first < depth; first += LINE) {
 #pragma GCC unroll 12
-    for (int n = 0; n < NUM; ++n) __builtin_prefetch(next + n * stride + first, 0, 2);
+    for (int n = 0; n < NUM; ++n) __builtin_prefetch(next + n * stride + first + (LINE - 1), 0, 2);
     const std::int64_t last = min(first + LINE, depth);
     for (std::int64_t k = first; k < last; ++k) {
       decltype(load(columns)) right[NUM_VECS];
