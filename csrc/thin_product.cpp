@@ -1,6 +1,7 @@
 #include "thin_product.hpp"
 
 #include <algorithm>
+#include <limits>
 #include <stdexcept>
 #include <string>
 
@@ -11,12 +12,21 @@ namespace iclperm {
 
 namespace {
 
-// As many items for each thread as for the others, of whole register blocks.
+// Outputs of an item, whole lines of memory: so many that the thread with the most to do is done soonest, when they take
+// the items in turns. The last item has what is left.
 std::int64_t outputs_an_item(std::int64_t num_outputs, int num_threads) {
-  constexpr std::int64_t BLOCK = 24;
-  static_assert(THIN_OUTPUTS % BLOCK == 0);
-  const std::int64_t items = in_parts_of(in_parts_of(num_outputs, THIN_OUTPUTS), num_threads) * num_threads;
-  return in_parts_of(in_parts_of(num_outputs, items), BLOCK) * BLOCK;
+  constexpr std::int64_t LINE = 16;
+  constexpr std::int64_t READ_ANEW = 4;  // outputs that take as long as an item's reading of the rows' columns
+  static_assert(THIN_OUTPUTS % LINE == 0);
+  std::int64_t best = THIN_OUTPUTS, least = std::numeric_limits<std::int64_t>::max();
+  for (std::int64_t size = THIN_OUTPUTS; size > 0; size -= LINE) {
+    const std::int64_t items = in_parts_of(num_outputs, size);
+    const bool last_is_alone = (items - 1) % num_threads == 0;  // in its turn
+    const std::int64_t taken =
+        in_parts_of(items, num_threads) * (size + READ_ANEW) - (last_is_alone ? items * size - num_outputs : 0);
+    if (taken < least) best = size, least = taken;
+  }
+  return best;
 }
 
 // Columns that a thread lays out at a time: all of them where threads would take longer to wake.
