@@ -5,8 +5,6 @@ from __future__ import annotations
 import argparse
 import importlib.metadata
 import json
-import os
-import platform
 import statistics
 import time
 from collections.abc import Callable
@@ -16,18 +14,10 @@ from typing import Any
 
 def machine() -> dict[str, Any]:
     """Processor, cores and versions."""
-    info = Path("/proc/cpuinfo")
-    lines = info.read_text().splitlines() if info.exists() else []
-    names = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]
-    flags = {flag for line in lines[:40] if line.startswith("flags") for flag in line.split()}
-    return {
-        "processor": names[0] if names else platform.processor(),
-        "simd": sorted(flags & {"avx2", "avx512f", "avx512_bf16", "amx_tile"}),
-        "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
-        "system": f"{platform.system()} {platform.machine()}",
-        "python": platform.python_version(),
-        **{name: importlib.metadata.version(name) for name in ("iclperm", "torch", "transformers", "numpy")},
-    }
+    from iclperm.bench.machine import machine as host  # after a benchmark has settled its environment
+
+    versions = {name: importlib.metadata.version(name) for name in ("iclperm", "torch", "transformers", "numpy")}
+    return {**host(), **versions}
 
 
 def timed(work: Callable[[], Any], repeats: int) -> dict[str, float]:

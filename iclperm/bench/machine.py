@@ -20,13 +20,18 @@ def available_cores() -> int:
 
 
 def machine(device: str = "cpu") -> dict[str, Any]:
-    """Processor, the vector instructions that matter, cores, memory and system, and the card that runs it."""
+    """Processor, the vector instructions that matter, cores, memory and system, and the card that runs it.
+
+    ``family`` and ``model`` are an x86 processor's, whose name alone may be that of several generations.
+    """
     info = Path("/proc/cpuinfo")
     lines = info.read_text(encoding="utf-8").splitlines() if info.exists() else []
-    names = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]
-    flags = {flag for line in lines[:40] if line.startswith("flags") for flag in line.split()}
+    first = lines[: lines.index("")] if "" in lines else lines  # of the processors
+    told = {key.strip(): value.strip() for key, _, value in (line.partition(":") for line in first)}
+    flags = set(told.get("flags", "").split())
     return {
-        "processor": names[0] if names else platform.processor(),
+        "processor": told.get("model name") or platform.processor(),
+        **{key: int(told[name]) for key, name in (("family", "cpu family"), ("model", "model")) if name in told},
         "simd": sorted(flags & {"avx2", "avx512f", "avx512_bf16", "amx_tile"}),
         "cores": available_cores(),
         "memory_bytes": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
