@@ -12,7 +12,8 @@ transformers, else seconds are told but no ratio. Medians of ``--repeats`` passe
 engine checks itself (nobody's loading is in it); if transformers takes more than two minutes for the first pass, that
 is its figure. One more pass of ours, ``recorded``, tells what its matrix products and its attention take, what the
 fastest products known here would take at those numbers of rows (`_products.py`), and, as ``bound``, what a pass would
-whose attention ran at their rate and that did nothing else. vLLM's process stands still while others run.
+whose attention ran at their rate and that did nothing else; ``keys from memory`` as `time_by_kernel.py`. vLLM's process
+stands still while others run.
 Transformers' continuous batching multiplies the queries of all rows with the keys of all, so it is asked for the first
 64 texts, and its time scaled.
 """
@@ -229,7 +230,7 @@ def asked_for(name: str, arguments: Any) -> tuple[Path, Any, int]:
 
 def measure(name: str, arguments: Any) -> list[dict[str, Any]]:
     from _products import Products
-    from time_by_kernel import Spent, clocked
+    from time_by_kernel import Spent, clocked, memory_rate
     from transformers import AutoModelForCausalLM
 
     from iclperm.bench.environments import ENVIRONMENTS
@@ -286,6 +287,7 @@ def measure(name: str, arguments: Any) -> list[dict[str, Any]]:
     rows[0]["of the fastest products"] = statistics.median(seconds["iclperm"]) / fastest
     attention, operations = spent["tree_attention"], sum(map(products.operations, products.calls))
     rows[0] |= {"attention": attention.seconds, "bound": fastest * (1 + attention.operations / operations)}
+    rows[0] |= {"keys GB": attention.pool_bytes / 1e9, "keys from memory": attention.pool_bytes / memory_rate()}
     return rows
 
 

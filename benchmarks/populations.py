@@ -106,7 +106,7 @@ def main() -> None:
     context_lengths = np.array([len(ids) for ids in work.prompts.contexts])
     begins = work.begins
     splits = {name: run.splits[name] for name in ("dev", "test")}
-    about = {"task": Path(task).stem, "model": Path(asked.model).name, "dtype": asked.dtype, "k": 8, **machine()}
+    about = {**machine(), "task": Path(task).stem, "model": Path(asked.model).name, "dtype": asked.dtype, "k": 8}
     FOLDER.mkdir(exist_ok=True)
     arrays: dict[str, npt.NDArray[Any]] = {"context_tokens": context_lengths[work.prompts.context_of[:, :, -1]]}
     for name, items in splits.items():

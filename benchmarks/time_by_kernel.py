@@ -10,7 +10,9 @@ products are told by their shape [outputs, inputs]; their operations are those o
 and ``fastest`` is what they would take by the fastest product known here (torch's, oneDNN's, oneDNN's on packed
 weights, ours) at those numbers of rows; ``laying out`` is what second copies of matrices took. The attention's
 operations are those of visible (row, key) pairs alone. ``bound`` is what a call would take
-whose attention ran at the rate of the fastest products, and that did nothing else. ``rest`` is everything that no
+whose attention ran at the rate of the fastest products, and that did nothing else; ``keys from memory`` what reading
+once a call of the attention the pool's keys and values that its rows see takes at the rate at which memory is read
+here, which is less than nothing can do where they are more than the caches hold. ``rest`` is everything that no
 kernel does: planning, gathers, torch's own overhead. Memory is kept as the command line keeps it.
 """
 
@@ -51,6 +53,7 @@ class Spent:
     operations: float = 0.0  # floating-point ones; 0 where they are not counted
     fastest: float | None = None  # seconds of a product's calls by the fastest known
     kind: str = ""  # and which that is
+    pool_bytes: float = 0.0  # of keys and values in the pool that the attention's calls read, in each call once
 
 
 def attention_operations(
@@ -64,32 +67,83 @@ def attention_operations(
     return 4.0 * q.shape[1] * q.shape[2] * float(np.sum(np.minimum(seen, window) if window else seen))
 
 
-def no_operations(*_: Any, **__: Any) -> float:
+class PoolBytes:
+    """Of keys and values in the pool that rows of a call see, each once, however many rows see it."""
+
+    def __init__(self) -> None:
+        self._last: tuple[np.ndarray, int, int] | None = None  # the spans, the window, and the slots of the last call
+
+    def __call__(self, *arguments: Any, window: int = 0, **_: Any) -> float:
+        k_pool, begin = arguments[3], arguments[10]
+        if self._last is None or self._last[0] is not begin or self._last[1] != window:
+            self._last = begin, window, self._num_slots(*arguments[7:12], k_pool.shape[0], window)
+        return 2.0 * self._last[2] * k_pool.shape[1] * k_pool.shape[2] * k_pool.itemsize
+
+    @staticmethod
+    def _num_slots(
+        positions: np.ndarray,
+        offsets: np.ndarray,
+        source: np.ndarray,
+        begin: np.ndarray,
+        end: np.ndarray,
+        num_slots: int,
+        window: int,
+    ) -> int:
+        """The pool's slots in the spans of any visit, as far as its first row's window reaches."""
+        visit = np.repeat(np.arange(positions.size), np.diff(offsets))
+        upto = np.concatenate([[0], np.cumsum(end - begin)])  # keys of all spans before
+        first = upto[:-1] - upto[offsets[:-1]][visit]  # position of a span's first key
+        hidden = positions[visit] - window + 1 - first if window else np.zeros_like(begin)
+        begin = np.minimum(begin + np.maximum(hidden, 0), end)
+        edges = np.zeros(num_slots + 1, np.int64)
+        np.add.at(edges, begin[source == 0], 1)
+        np.add.at(edges, end[source == 0], -1)
+        return int(np.count_nonzero(np.cumsum(edges)))
+
+
+def memory_rate() -> float:
+    """Bytes a second at which all threads together read a gibibyte."""
+    numbers, passes = np.ones((1 << 14, 1 << 14), np.float32), []
+    for _ in range(5):
+        started = clock()
+        _core.checksum(numbers, num_threads=torch.get_num_threads())
+        passes.append(clock() - started)
+    return numbers.nbytes / min(passes)
+
+
+def nothing(*_: Any, **__: Any) -> float:
     return 0.0
+
+
+Count = Callable[..., float]
+"""Of the arguments of a kernel's call."""
 
 
 @contextmanager
 def clocked(spent: defaultdict[str, Spent], products: Products) -> Iterator[None]:
     """Within: the time and the operations of every kernel add up in ``spent``, products in ``products``."""
 
-    def timed(name: str, call: Callable[..., Any], operations: Callable[..., float] = no_operations) -> Any:
+    def timed(name: str, call: Callable[..., Any], operations: Count, pool_bytes: Count) -> Any:
         def run(*arguments: Any, **options: Any) -> Any:
             started = clock()
             result = call(*arguments, **options)
             spent[name].seconds += clock() - started
             spent[name].operations += operations(*arguments, **options)
+            spent[name].pool_bytes += pool_bytes(*arguments, **options)
             return result
 
         return run
 
     with ExitStack() as undo:
 
-        def patch(owner: Any, name: str, told: str, operations: Callable[..., float] = no_operations) -> None:
-            undo.enter_context(mock.patch.object(owner, name, timed(told, getattr(owner, name), operations)))
+        def patch(name: str, operations: Count = nothing, pool_bytes: Count = nothing) -> None:
+            undo.enter_context(
+                mock.patch.object(_core, name, timed(name, getattr(_core, name), operations, pool_bytes))
+            )
 
         for name in ("rms_norm", "layer_norm", "rotate", "activate", "head_rows"):
-            patch(_core, name, name)
-        patch(_core, "tree_attention", "tree_attention", attention_operations)
+            patch(name)
+        patch("tree_attention", attention_operations, PoolBytes())
         undo.enter_context(products.recorded())
         yield
 
@@ -134,7 +188,7 @@ def measure(served: Any, asked: Asked, repeats: int) -> list[dict[str, Any]]:
         sum(map(products.operations, products.calls)),
         sum(seconds for seconds, _ in fastest.values()),
     )
-    attended = by_kernel["tree_attention"].operations
+    attended, from_pool = by_kernel["tree_attention"].operations, by_kernel["tree_attention"].pool_bytes
     assert of_products.fastest is not None
     bound = of_products.fastest * (1 + attended / of_products.operations)
     by_kernel["laying out"].seconds = products.laying_out
@@ -145,6 +199,7 @@ def measure(served: Any, asked: Asked, repeats: int) -> list[dict[str, Any]]:
         ("all", Spent(total, fastest=of_products.fastest)),
         ("products", of_products),
         ("bound", Spent(bound, of_products.operations + attended, of_products.fastest)),
+        ("keys from memory", Spent(from_pool / memory_rate())),
         *sorted(by_kernel.items(), key=lambda entry: -entry[1].seconds),
     ]
     return [

@@ -7,7 +7,7 @@
 namespace iclperm {
 
 // How many parts of so many, the last of which may be smaller.
-inline std::int64_t in_parts_of(std::int64_t all, std::int64_t part) { return (all + part - 1) / part; }
+constexpr std::int64_t in_parts_of(std::int64_t all, std::int64_t part) { return (all + part - 1) / part; }
 
 // Throws std::invalid_argument for a number of threads below 1, or one that no machine could start: libgomp ends the
 // process where it cannot.

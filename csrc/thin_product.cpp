@@ -1,7 +1,6 @@
 #include "thin_product.hpp"
 
 #include <algorithm>
-#include <limits>
 #include <stdexcept>
 #include <string>
 
@@ -12,22 +11,24 @@ namespace iclperm {
 
 namespace {
 
-// Outputs of an item, whole lines of memory: so many that the thread with the most to do is done soonest, when they take
-// the items in turns. The last item has what is left.
-std::int64_t outputs_an_item(std::int64_t num_outputs, int num_threads) {
-  constexpr std::int64_t LINE = 16;
+// Outputs of an item, sixteen or a multiple: fewer than THIN_OUTPUTS where the thread with the most to do is done sooner
+// by that, when they take the items in turns. The last item has what is left.
+constexpr std::int64_t outputs_an_item(std::int64_t num_outputs, int num_threads) {
+  constexpr std::int64_t STEP = 16;
   constexpr std::int64_t READ_ANEW = 4;  // outputs that take as long as an item's reading of the rows' columns
-  static_assert(THIN_OUTPUTS % LINE == 0);
-  std::int64_t best = THIN_OUTPUTS, least = std::numeric_limits<std::int64_t>::max();
-  for (std::int64_t size = THIN_OUTPUTS; size > 0; size -= LINE) {
+  std::int64_t best = 0, least = 0;
+  for (std::int64_t size = THIN_OUTPUTS; size > 0; size -= STEP) {
     const std::int64_t items = in_parts_of(num_outputs, size);
     const bool last_is_alone = (items - 1) % num_threads == 0;  // in its turn
     const std::int64_t taken =
         in_parts_of(items, num_threads) * (size + READ_ANEW) - (last_is_alone ? items * size - num_outputs : 0);
-    if (taken < least) best = size, least = taken;
+    if (best == 0 || taken < least - least / 32) best = size, least = taken;  // of less, nothing would be left
   }
   return best;
 }
+static_assert(THIN_OUTPUTS == 96 && outputs_an_item(640, 2) == 80 && outputs_an_item(896, 2) == 64);
+static_assert(outputs_an_item(1408, 2) == 96 && outputs_an_item(262144, 2) == 96);
+static_assert(outputs_an_item(640, 1) == 96 && outputs_an_item(1, 1) == 96 && outputs_an_item(256, 16) == 16);
 
 // Columns that a thread lays out at a time: all of them where threads would take longer to wake.
 std::int64_t columns_an_item(const ThinProduct& call, int num_threads) {

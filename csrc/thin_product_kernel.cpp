@@ -49,6 +49,7 @@ void multiply(const Column* weight, std::int64_t stride, const Column* columns, 
       chain[n][v] = begins ? vfloat{} : load(chains + n * WIDTH + v * LANES);
   }
   for (std::int64_t first = 0; first < depth; first += LINE) {
+    // By the last of these columns: where rows begin within a line of memory, the line of the first was asked for before.
 #pragma GCC unroll 12
     for (int n = 0; n < NUM; ++n) __builtin_prefetch(next + n * stride + first + (LINE - 1), 0, 2);
     const std::int64_t last = min(first + LINE, depth);

@@ -17,6 +17,7 @@ from tiny import byte_level_tokenizer, make_model, make_task
 import iclperm
 from iclperm import Study, bench
 from iclperm.bench import contenders, measure
+from iclperm.bench import machine as machines
 from iclperm.bench.cases import CASES, distinct_tokens, fair_sample, fair_scale, find_case
 from iclperm.bench.contenders import ORACLE, OURS, ContenderProcess
 from iclperm.bench.environments import PeerError
@@ -250,6 +251,25 @@ def test_what_is_given_is_not_what_quick_chooses():
     for scale in (0.0, -1.0, 2.0, float("nan")):
         with pytest.raises(RequestError, match=rf"^scale is {scale}; give a share of the work, more than 0"):
             bench.options(quick=True, **given, scale=scale)
+
+
+@pytest.mark.parametrize(
+    ("cpuinfo", "told"),
+    [
+        (
+            "cpu family\t: 26\nmodel\t\t: 2\nmodel name\t: EPYC\nflags\t: avx2\n\ncpu family\t: 6\n",
+            "A (family 26, model 2)",
+        ),
+        ("processor\t: 0\nBogoMIPS\t: 50.00\nCPU part\t: 0xd0c\n", "A"),
+        ("cpu family\t: SH4\nmodel\t: 3\n", "A"),
+        ("", "A"),
+    ],
+    ids=["x86", "arm", "words", "nothing"],
+)
+def test_a_processor_is_told_with_its_generation(cpuinfo, told):
+    facts = machines._told(cpuinfo)
+    assert machines._with_generation("A", facts) == told
+    assert facts.get("flags", "avx2") == "avx2"
 
 
 def test_processors_that_work_are_counted():

@@ -94,16 +94,23 @@ def test_what_is_there_is_replaced_or_kept(tmp_path):
     assert list(tmp_path.iterdir()) == [path]
 
 
-@pytest.mark.parametrize("code", [errno.ENOSPC, errno.EIO])
+@pytest.mark.parametrize(("code", "remedy"), [(errno.ENOSPC, "make room"), (errno.EIO, "mend that")])
 @pytest.mark.parametrize("write", [write_whole, write_once])
-def test_what_cannot_be_synced_is_not_there(tmp_path, monkeypatch, write, code):
+def test_what_cannot_be_synced_is_not_there(tmp_path, monkeypatch, write, code, remedy):
     def failing(_):
         raise OSError(code, os.strerror(code))
 
     monkeypatch.setattr(files.os, "fsync", failing)
-    with pytest.raises(RunStopped, match=r"cannot write to .*; make room or give another folder"), writable(tmp_path):
+    with pytest.raises(RunStopped, match=rf"cannot write to .*; {remedy} or give another folder"), writable(tmp_path):
         write(tmp_path / "file", b"new")
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_folder_in_the_way_of_a_file_is_told(tmp_path):
+    (tmp_path / "file").mkdir()
+    told = rf"cannot write to {tmp_path}/file: is a directory; move that folder elsewhere or give another folder"
+    with pytest.raises(RunStopped, match=told), writable(tmp_path / "file"):
+        write_whole(tmp_path / "file", b"new")
 
 
 def test_files_are_made_ready_where_asked_and_synced_where_durable(tmp_path, monkeypatch):

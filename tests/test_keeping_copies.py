@@ -3,6 +3,7 @@
 import weakref
 from collections.abc import Iterator
 from itertools import accumulate, repeat
+from typing import NoReturn
 
 import pytest
 import torch
@@ -42,8 +43,16 @@ def copied() -> PackedWeights:
 
 def rows_until_a_copy(copied: PackedWeights, product: Drawn, step: int = 64) -> int:
     """That met the product in this unit of work when it had a copy first."""
-    of_unit: Iterator[int] = accumulate(repeat(step))
+    of_unit: Iterator[int] = accumulate(repeat(step, 2 * PACKED_ROWS // step))
     return next(rows for rows in of_unit if copied.of(product, step) is not None)
+
+
+def test_none_is_made_unless_it_is_asked_for() -> None:
+    assert not PackedWeights().is_on
+
+
+def test_rows_are_those_of_the_docs() -> None:
+    assert (CHECKED_ROWS, PACKED_ROWS) == (256, 2048)  # docs/engine.md
 
 
 def test_one_is_made_of_many_rows_and_stays_for_the_unit(copied: PackedWeights) -> None:
@@ -59,7 +68,9 @@ def test_each_matrix_counts_its_own_rows(copied: PackedWeights) -> None:
     one, other = Drawn("one"), Drawn("other")
     assert copied.of(one, PACKED_ROWS - 1) is None
     assert copied.of(other, PACKED_ROWS - 1) is None
-    assert copied.of(one, 1) is not copied.of(other, 1) is not None
+    assert (copy := copied.of(one, 1)) is not None
+    assert (others := copied.of(other, 1)) is not None
+    assert others is not copy
 
 
 @pytest.mark.parametrize("between", ["end", "begin"])
@@ -86,6 +97,16 @@ def test_of_other_numbers_it_is_given_back_before_one_is_made_anew(copied: Packe
     assert copy.item() == product.number
 
 
+def test_of_other_numbers_it_alone_is_given_back(copied: PackedWeights) -> None:
+    one, other = Drawn("one"), Drawn("other")
+    for product in (one, other):
+        rows_until_a_copy(copied, product)
+    copied.end()
+    one.number = 2.0
+    assert rows_until_a_copy(copied, one) == PACKED_ROWS
+    assert rows_until_a_copy(copied, other) == CHECKED_ROWS
+
+
 def test_another_condition_gives_all_back(copied: PackedWeights) -> None:
     products = [Drawn("one"), Drawn("other")]
     for product in products:
@@ -95,11 +116,14 @@ def test_another_condition_gives_all_back(copied: PackedWeights) -> None:
     assert rows_until_a_copy(copied, products[0]) == PACKED_ROWS
 
 
-def test_given_up_there_are_none_and_none_is_made(copied: PackedWeights) -> None:
+@pytest.mark.parametrize("is_in_use", [True, False])
+def test_given_up_there_are_none_and_none_is_made(copied: PackedWeights, is_in_use: bool) -> None:
     product = Drawn()
     assert not copied.give_up(), "none took any memory"
     copied.is_on = True
     rows_until_a_copy(copied, product)
+    if not is_in_use:
+        copied.end()
     assert copied.give_up()
     assert not product.copies
     assert copied.of(product, 2 * PACKED_ROWS) is None
@@ -119,17 +143,29 @@ def test_none_is_made_of_what_has_to_do_without(copied: PackedWeights, why: str)
     assert not copied.give_up()
 
 
+NO_MEMORY = [
+    MemoryError(),
+    RuntimeError("[enforce fail at alloc_cpu.cpp:127] err == 0. DefaultCPUAllocator: can't allocate memory"),
+]
+
+
+@pytest.mark.parametrize("error", NO_MEMORY, ids=lambda error: type(error).__name__)
+@pytest.mark.parametrize("where", ["packed", "numbers", "keeps_bits_packed"])
 def test_without_memory_for_one_there_is_none_in_the_unit(
-    copied: PackedWeights, monkeypatch: pytest.MonkeyPatch
+    copied: PackedWeights, monkeypatch: pytest.MonkeyPatch, error: Exception, where: str
 ) -> None:
     product, asked = Drawn(), []
 
-    def no_memory() -> torch.Tensor:
+    def no_memory(*_: object) -> NoReturn:
         asked.append(True)
-        raise RuntimeError("[enforce fail at alloc_cpu.cpp:127] err == 0. DefaultCPUAllocator: can't allocate memory")
+        raise error
 
     with monkeypatch.context() as patch:
-        patch.setattr(product, "packed", no_memory)
+        if where == "keeps_bits_packed":
+            patch.delattr(product, where)
+            patch.setattr(Drawn, where, property(no_memory), raising=False)
+        else:
+            patch.setattr(product, where, no_memory)
         assert copied.of(product, PACKED_ROWS) is None
         assert copied.of(product, PACKED_ROWS) is None
     assert len(asked) == 1

@@ -374,7 +374,7 @@ def test_a_folder_of_other_files_is_left_alone(tmp_path, study):
 @pytest.mark.parametrize(("out", "why"), [("file", "file exists"), ("file/run", "not a directory")])
 def test_a_file_in_the_way_of_the_folder_is_told_and_kept(tmp_path, study, out, why):
     (tmp_path / "file").write_text("x")
-    told = rf"cannot write to .*{out}: {why}; move the file that is in the way of the folder or give another folder"
+    told = rf"cannot write to .*{out}: {why}; move {tmp_path / 'file'} elsewhere or give another folder"
     with pytest.raises(RunStopped, match=told):
         iclperm.run(study, tmp_path / out)
     assert (tmp_path / "file").read_text() == "x"
@@ -382,18 +382,20 @@ def test_a_file_in_the_way_of_the_folder_is_told_and_kept(tmp_path, study, out, 
     assert iclperm.run(study, tmp_path / out).findings(), "moved away, the same command runs"
 
 
-@pytest.mark.parametrize("code", [errno.ENOSPC, errno.EROFS])
-def test_a_full_disk_stops_the_run_and_the_same_call_continues(tmp_path, study, monkeypatch, code):
+@pytest.mark.parametrize(
+    ("code", "remedy"), [(errno.ENOSPC, "make room"), (errno.EROFS, "make it writable"), (errno.EIO, "mend that")]
+)
+def test_a_full_disk_stops_the_run_and_the_same_call_continues(tmp_path, study, monkeypatch, code, remedy):
     write, calls = os.fsync, []
 
     def failing(descriptor):
         calls.append(descriptor)
         if len(calls) > 25:
-            raise OSError(code, "No space left on device")
+            raise OSError(code, "What the system says")
         write(descriptor)
 
     monkeypatch.setattr(os, "fsync", failing)
-    with pytest.raises(RunStopped, match=r"cannot write to .*: no space left on device; make room"):
+    with pytest.raises(RunStopped, match=rf"cannot write to .*: what the system says; {remedy} or give"):
         run_in_parts(study, tmp_path / "run")
     monkeypatch.undo()
     done = len(list((tmp_path / "run/items").iterdir()))

@@ -442,9 +442,21 @@ def writable(path: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        in_the_way = isinstance(error, FileExistsError | NotADirectoryError)
-        remedy = "move the file that is in the way of the folder" if in_the_way else "make room"
         raise RunStopped(
-            f"cannot write to {path}: {(error.strerror or str(error)).lower()}; {remedy} or give another folder, "
-            "then run the same command to continue"
+            f"cannot write to {path}: {(error.strerror or str(error)).lower()}; {_remedy(path, error)} or give another "
+            "folder, then run the same command to continue"
         ) from None
+
+
+def _remedy(path: Path, error: OSError) -> str:
+    """What lets ``path`` be written to where the system said ``error``."""
+    if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+        return "make room"
+    if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
+        return "make it writable"
+    if error.errno == errno.EISDIR:
+        return "move that folder elsewhere"
+    if error.errno in (errno.EEXIST, errno.ENOTDIR):
+        in_the_way = next((each for each in (path, *path.parents) if each.exists() and not each.is_dir()), path)
+        return f"move {in_the_way} elsewhere"
+    return "mend that"

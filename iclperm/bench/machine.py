@@ -5,12 +5,14 @@ from __future__ import annotations
 import os
 import platform
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from iclperm.base.environment import processor
 from iclperm.bench import cards
 
 
@@ -20,25 +22,30 @@ def available_cores() -> int:
 
 
 def machine(device: str = "cpu") -> dict[str, Any]:
-    """Processor, the vector instructions that matter, cores, memory and system, and the card that runs it.
-
-    ``family`` and ``model`` are an x86 processor's, whose name alone may be that of several generations.
-    """
+    """Processor, the vector instructions that matter, cores, memory and system, and the card that runs it."""
     info = Path("/proc/cpuinfo")
-    lines = info.read_text(encoding="utf-8").splitlines() if info.exists() else []
-    first = lines[: lines.index("")] if "" in lines else lines  # of the processors
-    told = {key.strip(): value.strip() for key, _, value in (line.partition(":") for line in first)}
-    flags = set(told.get("flags", "").split())
+    told = _told(info.read_text(encoding="utf-8") if info.exists() else "")
     return {
-        "processor": told.get("model name") or platform.processor(),
-        **{key: int(told[name]) for key, name in (("family", "cpu family"), ("model", "model")) if name in told},
-        "simd": sorted(flags & {"avx2", "avx512f", "avx512_bf16", "amx_tile"}),
+        "processor": _with_generation(processor(), told),
+        "simd": sorted({"avx2", "avx512f", "avx512_bf16", "amx_tile"} & set(told.get("flags", "").split())),
         "cores": available_cores(),
         "memory_bytes": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
         "system": f"{platform.system()} {platform.machine()}",
         "python": platform.python_version(),
         **cards.about(device),
     }
+
+
+def _told(cpuinfo: str) -> dict[str, str]:
+    """What the system says of the first processor."""
+    lines = [line.partition(":") for line in cpuinfo.splitlines()]
+    return {key.strip(): value.strip() for key, _, value in reversed(lines)}
+
+
+def _with_generation(name: str, told: Mapping[str, str]) -> str:
+    """An x86 processor's name with its family and model: of several generations the name alone may be the same."""
+    family, model = told.get("cpu family", ""), told.get("model", "")
+    return f"{name} (family {family}, model {model})" if family.isdigit() and model.isdigit() else name
 
 
 def busy_processors(seconds: float = 0.5) -> list[float]:

@@ -26,7 +26,7 @@ from torch import nn
 
 from iclperm import _core
 from iclperm.engine.kernels.attention import as_numpy
-from iclperm.engine.kernels.packed_weights import PACKED_ROWS, Key, PackedWeights
+from iclperm.engine.kernels.packed_weights import Key, PackedWeights
 from iclperm.engine.kernels.quicker import Quicker
 from iclperm.engine.shapes import padded_rows
 
@@ -42,6 +42,7 @@ FEWEST_PACKED_ENTRIES = 1 << 16
 """Of a matrix that is laid out once; likewise."""
 TILE_COLUMNS = 32
 """Of which a tile's product adds up so many: a matrix that is multiplied in tiles has whole ones."""
+_LAID_OUT_FOR = 2048  # rows, by which oneDNN chooses a layout
 _PACKED_OUTPUTS = 1024  # of a drawn one
 _COMPARED_BYTES = 32 << 20  # that a product gives, of whatever many outputs
 _COMPARED_ROWS = (8, 72, 1024)  # oneDNN has other loops for few rows, for some, and for many
@@ -190,7 +191,7 @@ class MatrixProduct:
             copy = weight.new_empty(_core.laid_out_size(*weight.shape))
             _core.lay_out_tiles(as_numpy(weight), as_numpy(copy), num_threads=torch.get_num_threads())
             return copy
-        copied: torch.Tensor = torch.ops.mkldnn._reorder_linear_weight(weight.contiguous(), PACKED_ROWS)
+        copied: torch.Tensor = torch.ops.mkldnn._reorder_linear_weight(weight.contiguous(), _LAID_OUT_FOR)
         return copied
 
     @property

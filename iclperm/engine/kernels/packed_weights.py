@@ -1,6 +1,6 @@
 """Second copies of weights, as a library multiplies them soonest: when each is made, and whether it still is one.
 
-What a layout is and what it costs, `linear` knows; here are only its rows, its copies and their numbers.
+What a copy is, `linear` knows; here are the rows that met a matrix, the copies that are there, and their numbers.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class Packable(Protocol):
 
 
 class PackedWeights:
-    """Second copies of matrices, as oneDNN lays them out, each made once ``PACKED_ROWS`` rows have met its matrix.
+    """Second copies of matrices, as oneDNN or our kernel wants them, each made once ``PACKED_ROWS`` rows have met it.
 
     They are in use while a model is attached: for a unit of work, in which nobody writes to its weights. After it they
     are kept for the next one, which reads every number of a matrix to tell whether it is still the one that was copied,
