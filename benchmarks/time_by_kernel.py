@@ -12,7 +12,7 @@ weights, ours) at those numbers of rows; ``laying out`` is what second copies of
 operations are those of visible (row, key) pairs alone. ``bound`` is what a call would take
 whose attention ran at the rate of the fastest products, and that did nothing else; ``keys from memory`` what reading
 once a call of the attention the pool's keys and values that its rows see takes at the rate at which memory is read
-here, which is less than nothing can do where they are more than the caches hold. ``rest`` is everything that no
+here: no attention is faster where they are more than the caches hold. ``rest`` is everything that no
 kernel does: planning, gathers, torch's own overhead. Memory is kept as the command line keeps it.
 """
 
@@ -68,45 +68,58 @@ def attention_operations(
 
 
 class PoolBytes:
-    """Of keys and values in the pool that rows of a call see, each once, however many rows see it."""
+    """Of keys, and of values as wide, in the pool that rows of a call see, each once, however many rows see it."""
 
     def __init__(self) -> None:
-        self._last: tuple[np.ndarray, int, int] | None = None  # the spans, the window, and the slots of the last call
+        self._key: tuple[int, int, int] | None = None  # of the last call, as long as its arrays are held
+        self._held: tuple[Any, ...] = ()
+        self._num_slots = 0
 
-    def __call__(self, *arguments: Any, window: int = 0, **_: Any) -> float:
+    def __call__(self, *arguments: Any, query_rows: np.ndarray | None = None, window: int = 0, **_: Any) -> float:
         k_pool, begin = arguments[3], arguments[10]
-        if self._last is None or self._last[0] is not begin or self._last[1] != window:
-            self._last = begin, window, self._num_slots(*arguments[7:12], k_pool.shape[0], window)
-        return 2.0 * self._last[2] * k_pool.shape[1] * k_pool.shape[2] * k_pool.itemsize
+        key = id(begin), id(query_rows), window
+        if key != self._key:
+            self._key, self._held = key, (begin, query_rows)
+            self._num_slots = num_slots(*arguments[6:12], query_rows, window, k_pool.shape[0])
+        return 2.0 * self._num_slots * k_pool.shape[1] * k_pool.shape[2] * k_pool.itemsize
 
-    @staticmethod
-    def _num_slots(
-        positions: np.ndarray,
-        offsets: np.ndarray,
-        source: np.ndarray,
-        begin: np.ndarray,
-        end: np.ndarray,
-        num_slots: int,
-        window: int,
-    ) -> int:
-        """The pool's slots in the spans of any visit, as far as its first row's window reaches."""
-        visit = np.repeat(np.arange(positions.size), np.diff(offsets))
-        upto = np.concatenate([[0], np.cumsum(end - begin)])  # keys of all spans before
-        first = upto[:-1] - upto[offsets[:-1]][visit]  # position of a span's first key
-        hidden = positions[visit] - window + 1 - first if window else np.zeros_like(begin)
-        begin = np.minimum(begin + np.maximum(hidden, 0), end)
-        edges = np.zeros(num_slots + 1, np.int64)
-        np.add.at(edges, begin[source == 0], 1)
-        np.add.at(edges, end[source == 0], -1)
-        return int(np.count_nonzero(np.cumsum(edges)))
+
+def num_slots(
+    first_rows: np.ndarray,
+    positions: np.ndarray,
+    offsets: np.ndarray,
+    source: np.ndarray,
+    begin: np.ndarray,
+    end: np.ndarray,
+    query_rows: np.ndarray | None,
+    window: int,
+    size: int,
+) -> int:
+    """The pool's slots, of ``size``, that any row sees: of a visit the first that is asked for looks back furthest."""
+    rows = np.arange(first_rows[0], first_rows[-1]) if query_rows is None else query_rows
+    place = np.searchsorted(rows, first_rows)
+    is_asked = place[:-1] < place[1:]
+    first = np.where(is_asked, rows[np.minimum(place[:-1], rows.size - 1)] - first_rows[:-1], 0) if rows.size else 0
+    visit = np.repeat(np.arange(positions.size), np.diff(offsets))
+    upto = np.concatenate([[0], np.cumsum(end - begin)])  # keys of all spans before
+    position = upto[:-1] - upto[offsets[:-1]][visit]  # of a span's first key
+    hidden = (positions + first - window + 1)[visit] - position if window else np.zeros_like(begin)
+    begin = np.minimum(begin + np.maximum(hidden, 0), end)
+    is_seen = (source == 0) & is_asked[visit]
+    edges = np.zeros(size + 1, np.int64)
+    np.add.at(edges, begin[is_seen], 1)
+    np.add.at(edges, end[is_seen], -1)
+    return int(np.count_nonzero(np.cumsum(edges)))
 
 
 def memory_rate() -> float:
-    """Bytes a second at which all threads together read a gibibyte."""
-    numbers, passes = np.ones((1 << 14, 1 << 14), np.float32), []
-    for _ in range(5):
+    """Bytes a second at which all threads together read a gibibyte, by the faster of two ways."""
+    numbers = torch.ones(1 << 14, 1 << 14)
+    ways = (numbers.sum, lambda: _core.checksum(numbers.numpy(), num_threads=torch.get_num_threads()))
+    passes = []
+    for way in (*ways, *ways, *ways):
         started = clock()
-        _core.checksum(numbers, num_threads=torch.get_num_threads())
+        way()
         passes.append(clock() - started)
     return numbers.nbytes / min(passes)
 

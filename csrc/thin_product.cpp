@@ -22,7 +22,7 @@ constexpr std::int64_t outputs_an_item(std::int64_t num_outputs, int num_threads
     const bool last_is_alone = (items - 1) % num_threads == 0;  // in its turn
     const std::int64_t taken =
         in_parts_of(items, num_threads) * (size + READ_ANEW) - (last_is_alone ? items * size - num_outputs : 0);
-    if (best == 0 || taken < least - least / 32) best = size, least = taken;  // of less, nothing would be left
+    if (best == 0 || taken < least - least / 32) best = size, least = taken;  // by 3 % at least
   }
   return best;
 }

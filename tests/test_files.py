@@ -3,6 +3,7 @@
 import errno
 import io
 import os
+import re
 import stat
 import subprocess
 import sys
@@ -94,7 +95,7 @@ def test_what_is_there_is_replaced_or_kept(tmp_path):
     assert list(tmp_path.iterdir()) == [path]
 
 
-@pytest.mark.parametrize(("code", "remedy"), [(errno.ENOSPC, "make room"), (errno.EIO, "mend that")])
+@pytest.mark.parametrize(("code", "remedy"), [(errno.ENOSPC, "make room"), (errno.EIO, "see to the disk")])
 @pytest.mark.parametrize("write", [write_whole, write_once])
 def test_what_cannot_be_synced_is_not_there(tmp_path, monkeypatch, write, code, remedy):
     def failing(_):
@@ -106,11 +107,26 @@ def test_what_cannot_be_synced_is_not_there(tmp_path, monkeypatch, write, code, 
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_folder_in_the_way_of_a_file_is_told(tmp_path):
-    (tmp_path / "file").mkdir()
-    told = rf"cannot write to {tmp_path}/file: is a directory; move that folder elsewhere or give another folder"
-    with pytest.raises(RunStopped, match=told), writable(tmp_path / "file"):
-        write_whole(tmp_path / "file", b"new")
+@pytest.mark.parametrize(
+    ("target", "write", "why", "named"),
+    [
+        ("folder", lambda path: os.open(path, os.O_WRONLY), "is a directory", "folder"),
+        ("file/run", lambda path: path.mkdir(parents=True), "not a directory", "file"),
+        ("gone/run", lambda path: path.mkdir(parents=True), "file exists", "gone"),
+        ("run", lambda path: os.listdir(path / "items"), "not a directory", "run/items"),
+    ],
+    ids=["folder for a file", "file for a folder", "dangling link", "within the folder"],
+)
+def test_what_is_in_the_way_is_named(tmp_path, target, write, why, named):
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "file").write_text("x")
+    (tmp_path / "gone").symlink_to(tmp_path / "nowhere")
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run/items").write_text("x")
+    rest = "elsewhere or give another folder, then run the same command to continue"
+    told = f"cannot write to {tmp_path / target}: {why}; move {tmp_path / named} {rest}"
+    with pytest.raises(RunStopped, match=f"^{re.escape(told)}$"), writable(tmp_path / target):
+        write(tmp_path / target)
 
 
 def test_files_are_made_ready_where_asked_and_synced_where_durable(tmp_path, monkeypatch):

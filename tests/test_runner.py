@@ -383,7 +383,7 @@ def test_a_file_in_the_way_of_the_folder_is_told_and_kept(tmp_path, study, out, 
 
 
 @pytest.mark.parametrize(
-    ("code", "remedy"), [(errno.ENOSPC, "make room"), (errno.EROFS, "make it writable"), (errno.EIO, "mend that")]
+    ("code", "remedy"), [(errno.ENOSPC, "make room"), (errno.EROFS, "make it writable"), (errno.EIO, "see to the disk")]
 )
 def test_a_full_disk_stops_the_run_and_the_same_call_continues(tmp_path, study, monkeypatch, code, remedy):
     write, calls = os.fsync, []

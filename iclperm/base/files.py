@@ -454,9 +454,7 @@ def _remedy(path: Path, error: OSError) -> str:
         return "make room"
     if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
         return "make it writable"
-    if error.errno == errno.EISDIR:
-        return "move that folder elsewhere"
-    if error.errno in (errno.EEXIST, errno.ENOTDIR):
-        in_the_way = next((each for each in (path, *path.parents) if each.exists() and not each.is_dir()), path)
-        return f"move {in_the_way} elsewhere"
-    return "mend that"
+    if error.errno in (errno.EEXIST, errno.ENOTDIR, errno.EISDIR):
+        above = (each for each in (path, *path.parents) if os.path.lexists(each) and not each.is_dir())
+        return f"move {next(above, error.filename or 'what is in its place')} elsewhere"
+    return "see to the disk"
